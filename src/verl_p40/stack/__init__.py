@@ -1,0 +1,1 @@
+"""Facts about the software stack: pins, locks, paths, and the environment built from them."""

@@ -1,0 +1,1 @@
+"""The patch queue: load it, apply it to an installed tree, check it, re-export it."""

@@ -1,0 +1,337 @@
+"""Applying the queue to an unpacked or installed tree, and telling in which state a tree is.
+
+A *tree* is the folder that contains the package folder, usually ``site-packages``. Files are
+never written in place: uv shares them with its cache through hard links, so the whole package
+folder is copied, patched and exchanged (see swap.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from verl_p40.errors import TreeError
+from verl_p40.patches.hunks import Fit
+from verl_p40.patches.manifest import files_below, sha256
+from verl_p40.patches.marker import (
+    MARKER,
+    PRISTINE,
+    ChangedFile,
+    Marker,
+    read_marker,
+    read_pristine,
+    write_marker,
+)
+from verl_p40.patches.queue import Queue, load_queue, plan_patches
+from verl_p40.patches.swap import exclusive, next_folder, previous_folder, swap_in
+
+_CODE = (".py", ".so")
+"""Unknown files with these endings can shadow or extend the package; others are data."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One file that is neither as released nor as we patched it."""
+
+    path: str
+    why: Literal["changed", "missing", "unknown"]
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.why})"
+
+
+@dataclass(frozen=True)
+class TreeState:
+    """What a tree holds."""
+
+    tree: Path
+    kind: Literal["pristine", "patched", "foreign", "missing"]
+    digest: str = ""
+    """Digest of the queue that was applied; empty unless patched."""
+    patches: tuple[str, ...] = ()
+    """Paths of the applied patches, in order."""
+    files: tuple[Difference, ...] = ()
+    """What makes it foreign."""
+    repairable: bool = False
+    """``apply`` can still make it right offline: nothing in it is unknown to us."""
+
+    def describe(self) -> str:
+        """One line for people."""
+        if self.kind == "patched":
+            return f"{self.tree}: patched, {len(self.patches)} patches, queue {self.digest[:12]}"
+        if self.kind == "foreign":
+            shown = ", ".join(str(file) for file in self.files[:8])
+            more = f" and {len(self.files) - 8} more" if len(self.files) > 8 else ""
+            return f"{self.tree}: not the pinned release: {shown}{more}"
+        return f"{self.tree}: {self.kind}"
+
+
+@dataclass(frozen=True)
+class ApplyReport:
+    """What :func:`apply_queue` or :func:`revert` did."""
+
+    tree: Path
+    changed: bool
+    """False if the tree was already as asked for."""
+    digest: str
+    patches: tuple[str, ...]
+    files: tuple[str, ...]
+    """The files of the tree that now differ from the release."""
+    left_out: tuple[str, ...] = ()
+    recovered: bool = False
+    """A crashed call had left the package moved aside; it was put back first."""
+    shifted: tuple[str, ...] = ()
+    """Hunks that went in at another line, possible only for a part of the queue."""
+
+
+def tree_state(tree: Path, queue: Queue | None = None) -> TreeState:
+    """Compare every file of the package with the manifest and with the marker.
+
+    Bytecode is ignored; so are data files that the release does not have.
+
+    Args:
+        tree: the folder that contains the package.
+        queue: the queue whose manifest counts, by default that of verl.
+
+    Raises:
+        TreeError: the queue itself cannot be read.
+    """
+    queue = load_queue() if queue is None else queue
+    package = tree / queue.project
+    if not package.is_dir():
+        aside = previous_folder(package).is_dir()
+        return TreeState(tree, "missing", repairable=aside)
+    marker = read_marker(package)
+    ours = {} if marker is None else marker.files
+    found = {
+        name: sha256(path.read_bytes()) for name, path in files_below(tree, queue.project).items()
+    }
+    differences: list[Difference] = []
+    matching = stale = 0
+    for name in sorted({*queue.manifest, *ours, *found}):
+        released, now = queue.manifest.get(name), found.get(name)
+        if name in ours and ours[name].before == released and now == ours[name].after:
+            matching += 1
+        elif now == released and name in ours:
+            stale += 1
+        elif now == released:
+            continue
+        elif now is None:
+            differences.append(Difference(name, "missing"))
+        elif released is not None or name in ours:
+            differences.append(Difference(name, "changed"))
+        elif name.endswith(_CODE):
+            differences.append(Difference(name, "unknown"))
+    if differences:
+        return TreeState(tree, "foreign", files=tuple(differences))
+    if marker is None or matching == 0:
+        return TreeState(tree, "pristine")
+    if stale:
+        # Part of the files are released ones again: reinstalled over a patched tree.
+        back = [name for name in ours if found.get(name) != ours[name].after]
+        changed = tuple(Difference(name, "changed") for name in sorted(back))
+        return TreeState(tree, "foreign", files=changed, repairable=True)
+    return TreeState(tree, "patched", marker.digest, marker.patches)
+
+
+def apply_queue(
+    tree: Path,
+    queue: Queue,
+    *,
+    groups: Iterable[str] | None = None,
+    without: Iterable[str] = (),
+) -> ApplyReport:
+    """Make ``tree`` the pinned release plus the selected patches: all of it or nothing.
+
+    An already patched tree is brought to the selection from the pristine copies it carries, so
+    this also updates, and undoes earlier choices. Applying the same again changes nothing.
+
+    Args:
+        tree: the folder that contains the package.
+        queue: what to apply.
+        groups: only these groups; None means all.
+        without: names of patches to leave out, with what depends on them.
+
+    Raises:
+        TreeError: the tree is not the pinned release, or a patch does not apply. The whole queue
+            must fit exactly; a part of it may be shifted by the lines of what is left out.
+        UsageError: an unknown group or patch.
+        BusyError, DiskError, MachineError: see :func:`verl_p40.patches.swap.exclusive`.
+    """
+    selection = queue.select(groups, without)
+    whole = len(selection.patches) == len(queue.patches)
+    package = tree / queue.project
+    names = tuple(patch.path for patch in selection.patches)
+    left_out = tuple(patch.path for patch in selection.left_out)
+    _refuse_symlink(package)
+    with exclusive(package) as recovered:
+        state = tree_state(tree, queue)
+        if state.kind == "missing" or (state.kind == "foreign" and not state.repairable):
+            raise _refusal(state, queue)
+        marker = read_marker(package)
+        reader = _PristineReader(tree, marker)
+        plan = plan_patches(reader, selection.patches)
+        plan.require(*((Fit.EXACT,) if whole else (Fit.EXACT, Fit.OFFSET)))
+        files = tuple(sorted(n for n in plan.after if plan.after[n] != plan.before[n]))
+        if names:
+            done = state.kind == "patched" and (state.digest, state.patches) == (
+                queue.digest,
+                names,
+            )
+        else:
+            done = state.kind == "pristine" and marker is None
+        if not done:
+            _write(package, reader, {name: plan.after[name] for name in files}, queue, names)
+        shifted = tuple(line for fit in plan.fits for line in fit.details)
+        return ApplyReport(tree, not done, queue.digest, names, files, left_out, recovered, shifted)
+
+
+def revert(tree: Path, project: str = "verl") -> ApplyReport:
+    """Put the released files back, from the copies that ``apply_queue`` left in the tree.
+
+    Needs neither network nor queue. A tree without a marker is left as it is.
+
+    Raises:
+        TreeError: there is no such package, or a patched file was edited since.
+        BusyError, DiskError, MachineError: see :func:`verl_p40.patches.swap.exclusive`.
+    """
+    package = tree / project
+    _refuse_symlink(package)
+    with exclusive(package) as recovered:
+        marker = read_marker(package)
+        if not package.is_dir():
+            raise _no_package(package)
+        if marker is None:
+            return ApplyReport(tree, False, "", (), (), recovered=recovered)
+        reader = _PristineReader(tree, marker)
+        edited = [name for name in sorted(marker.files) if reader.edited(name)]
+        if edited:
+            raise TreeError(
+                f"{tree}: edited since the patches were applied: {', '.join(edited)}",
+                fix=f"save your edits, then reinstall {project} {marker.version}",
+            )
+        _write(package, reader, {}, None, ())
+        return ApplyReport(tree, True, "", (), (), recovered=recovered)
+
+
+class _PristineReader:
+    """Reads files of a tree as the release had them, whether patched or not."""
+
+    def __init__(self, tree: Path, marker: Marker | None) -> None:
+        self.tree = tree
+        self.ours: Mapping[str, ChangedFile] = {} if marker is None else marker.files
+        self._copies: dict[str, bytes] | None = None
+        self._package = tree / (marker.project if marker else "")
+
+    def __call__(self, name: str) -> bytes | None:
+        path = self.tree / name
+        content = path.read_bytes() if path.is_file() else None
+        if name not in self.ours:
+            return content
+        before = self.ours[name].before
+        if before is None:
+            return None
+        if content is not None and sha256(content) == before:
+            return content
+        if self._copies is None:
+            self._copies = read_pristine(self._package)
+        copy = self._copies.get(name)
+        if copy is None or sha256(copy) != before:
+            raise TreeError(
+                f"{self._package / PRISTINE}: has no good copy of {name}",
+                fix=f"reinstall {self._package.name}, then run verl-p40 patches apply",
+            )
+        return copy
+
+    def edited(self, name: str) -> bool:
+        """Whether a patched file is neither as released nor as patched."""
+        path = self.tree / name
+        now = sha256(path.read_bytes()) if path.is_file() else None
+        return now not in (self.ours[name].before, self.ours[name].after)
+
+
+def _write(
+    package: Path,
+    reader: _PristineReader,
+    changes: Mapping[str, bytes | None],
+    queue: Queue | None,
+    patches: tuple[str, ...],
+) -> None:
+    """Build the package anew with ``changes`` on the released files, and exchange it."""
+    staging = next_folder(package)
+    contents = {name: reader(name) for name in reader.ours} | dict(changes)
+    released = {name: reader(name) for name in changes}
+    # Real copies, links followed: nothing of the new folder is shared with anybody.
+    shutil.copytree(package, staging, symlinks=False)
+    for leftover in (MARKER, PRISTINE):
+        (staging / leftover).unlink(missing_ok=True)
+    for name, content in contents.items():
+        _replace(staging / Path(name).relative_to(package.name), content, staging)
+    if queue is not None and patches:
+        marker = Marker(
+            project=queue.project,
+            version=queue.version,
+            digest=queue.digest,
+            patches=patches,
+            files={
+                name: ChangedFile(before=_hash(released[name]), after=_hash(content))
+                for name, content in sorted(changes.items())
+            },
+        )
+        copies = {name: data for name, data in released.items() if data is not None}
+        write_marker(staging, marker, copies)
+    swap_in(package)
+
+
+def _replace(path: Path, content: bytes | None, root: Path) -> None:
+    """Write or remove one file of the staging folder, and its bytecode."""
+    mode = path.stat().st_mode & 0o777 if path.exists() else None
+    path.unlink(missing_ok=True)
+    for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        stale.unlink()
+    if content is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        if mode is not None:
+            path.chmod(mode)
+        return
+    for folder in path.parents:
+        # A folder that only held what a patch added would stay importable as a namespace.
+        rest = [item for item in folder.iterdir() if item.name != "__pycache__"]
+        if folder == root or rest:
+            break
+        shutil.rmtree(folder)
+
+
+def _hash(content: bytes | None) -> str | None:
+    return None if content is None else sha256(content)
+
+
+def _refuse_symlink(package: Path) -> None:
+    if package.is_symlink():
+        raise TreeError(
+            f"{package} is a symbolic link: patches go into an installed copy, not into a checkout",
+            fix=f"install {package.name} normally (not editable), or name another tree",
+        )
+
+
+def _no_package(package: Path) -> TreeError:
+    return TreeError(
+        f"{package.parent}: no folder {package.name} in it",
+        fix=f"name the site-packages folder into which {package.name} is installed",
+    )
+
+
+def _refusal(state: TreeState, queue: Queue) -> TreeError:
+    if state.kind == "missing":
+        return _no_package(state.tree / queue.project)
+    version_file = state.tree / queue.project / "version" / "version"
+    found = version_file.read_text("utf-8").strip() if version_file.is_file() else ""
+    other = f" (it is {queue.project} {found})" if found not in ("", queue.version) else ""
+    return TreeError(
+        state.describe() + other,
+        fix=f"reinstall {queue.project}=={queue.version} without touching its files, then apply",
+    )

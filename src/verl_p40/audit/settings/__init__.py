@@ -1,0 +1,1 @@
+"""Audit of command lines, scripts and environments: settings that do nothing or are wrong."""

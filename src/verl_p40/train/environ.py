@@ -1,0 +1,66 @@
+"""The environment variables that the trainer is started with, each for a reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from verl_p40.train.catalog import About
+from verl_p40.train.folder import RunFolder
+
+TRIPWIRE_DIR = "VERL_P40_TRIPWIRE_DIR"
+"""Where an armed tripwire writes; the run folder."""
+TRIPWIRE_CHAIN = "VERL_P40_TRIPWIRE_CHAIN"
+"""The external library that the tripwire took the place of, imported by it in turn."""
+
+_REMOVED = (
+    # Would attach the run to a cluster of someone else's.
+    "RAY_ADDRESS",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    # Left by a launcher around us, these would be taken for this run's.
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+def additions(
+    about: About, run: RunFolder, *, ray_tmp: Path, chained: str | None, device: str
+) -> dict[str, str]:
+    """What is set on top of the caller's environment.
+
+    The preset's own variables give way to those the user has set; ours do not.
+    """
+    preset = {k: v.value for k, v in about.env.items() if k not in os.environ}
+    defaults = {
+        k: v for k, v in _defaults(device).items() if k not in os.environ and k not in preset
+    }
+    ours = {
+        "VERL_FILE_LOGGER_PATH": str(run.metrics),
+        "RAY_TMPDIR": str(ray_tmp),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Whole lines of every worker in train.log: none left out, none coloured.
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_COLOR_PREFIX": "0",
+        "HYDRA_FULL_ERROR": "1",
+        "PYTHONUNBUFFERED": "1",
+        TRIPWIRE_DIR: str(run.path),
+    }
+    if chained:
+        ours[TRIPWIRE_CHAIN] = chained
+    return {**defaults, **preset, **ours}
+
+
+def _defaults(device: str) -> dict[str, str]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    # Ray sets OMP_NUM_THREADS=1 in its workers unless it is set already.
+    threads = min(cores, 8) if device == "cpu" else min(cores, 4)
+    return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def apply(base: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment: ``base`` without what would mislead Ray or verl, plus ``added``."""
+    return {**{k: v for k, v in base.items() if k not in _REMOVED}, **added}

@@ -1,0 +1,180 @@
+"""The trainer's processes: started so that none outlives the supervisor, and ended as a tree.
+
+Ray's own processes die with the driver (it asks the kernel for that), the driver dies with the
+supervisor (``PR_SET_PDEATHSIG``), and whatever is left over becomes a child of the supervisor
+(``PR_SET_CHILD_SUBREAPER``), which ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+RAY_TMP_PREFIX = "vp40-"
+_SOCKET_ROOM = 40
+"""Longest folder to put Ray's session in: ``<dir>/vp40-xxxxxxxx/session_<date>_<pid>/sockets/
+plasma_store`` has to stay within the 107 bytes of a Unix socket's name."""
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants children of this process (Linux; elsewhere nothing)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def start(
+    command: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path, keep: int
+) -> subprocess.Popen[bytes]:
+    """Start the trainer in a session of its own, its whole output appended to ``log``.
+
+    Args:
+        keep: a file descriptor that it holds as long as it lives (the folder's lock).
+
+    Must be called from the main thread: the kernel ties the death signal to the calling thread.
+    """
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        if _LIBC is not None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    with log.open("ab", buffering=0) as out:
+        return subprocess.Popen(
+            command,
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=(keep,),
+            preexec_fn=die_with_parent,
+        )
+
+
+def descendants() -> list[psutil.Process]:
+    """Every process below this one."""
+    try:
+        return psutil.Process().children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def resident_bytes() -> int:
+    """Resident memory of all descendants, in bytes. Shared pages count once a process."""
+    total = 0
+    for process in descendants():
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total
+
+
+def stop(child: subprocess.Popen[bytes], *, grace: float) -> None:
+    """End the trainer: SIGTERM, which Ray's driver shuts its cluster down on, then SIGKILL.
+
+    Args:
+        grace: seconds between the two.
+    """
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=grace)
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+
+
+def sweep(*, patience: float = 5.0) -> list[int]:
+    """End every descendant that is left, and reap it. Returns the pids that had to be killed."""
+    deadline = time.monotonic() + patience
+    while _living() and time.monotonic() < deadline:
+        # Ray's processes are usually on their way out by themselves.
+        time.sleep(0.1)
+        _reap()
+    killed = []
+    for _ in range(50):
+        living = _living()
+        if not living:
+            break
+        for process in living:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+                killed.append(process.pid)
+        time.sleep(0.1)
+        _reap()
+    return sorted(set(killed))
+
+
+def _living() -> list[psutil.Process]:
+    alive = []
+    for process in descendants():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+    return alive
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def make_ray_tmp() -> Path:
+    """A short folder of this run's own for Ray: two Ray starts in one folder clash."""
+    base = tempfile.gettempdir()
+    if len(base) > _SOCKET_ROOM or not os.access(base, os.W_OK):
+        base = "/tmp"
+    return Path(tempfile.mkdtemp(prefix=RAY_TMP_PREFIX, dir=base))
+
+
+def remove_ray_tmp(folder: str | Path) -> None:
+    """Remove a folder that :func:`make_ray_tmp` made; anything else is left alone."""
+    path = Path(folder)
+    if path.name.startswith(RAY_TMP_PREFIX):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class Interrupt:
+    """What a SIGINT or SIGTERM to the supervisor asks for. ``name`` is empty while none came."""
+
+    name = ""
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.name)
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Turn SIGINT and SIGTERM into a flag, so that the supervisor can end the run in order."""
+    state = Interrupt()
+
+    def note(number: int, frame: object) -> None:
+        state.name = signal.Signals(number).name
+
+    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield state
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

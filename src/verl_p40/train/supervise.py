@@ -1,0 +1,184 @@
+"""One attempt at a run: start the trainer, follow it, and say how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from verl_p40.tripwire import record
+from verl_p40.train import checkpoints, process
+from verl_p40.train.failures import Failure, describe_exit, explain
+from verl_p40.train.folder import RunFolder
+from verl_p40.train.metrics import History, StepRow, Tail
+from verl_p40.train.phases import Phases
+from verl_p40.train.view import View
+
+Status = Literal["finished", "failed", "tripped", "interrupted"]
+
+GRACE = 20.0
+"""Seconds that the trainer has to end by itself after SIGTERM."""
+_POLL = 0.2
+_MEMORY_EVERY = 2.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What to start. ``total`` is the planned last step, ``from_step`` the step resumed from."""
+
+    run: RunFolder
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    cwd: Path
+    lock: int
+    total: int | None
+    from_step: int
+    tripwire: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the attempt ended. ``history`` is the whole run's; ``seconds`` this attempt's."""
+
+    status: Status
+    history: History
+    total: int | None
+    seconds: float
+    phase: str
+    exit_text: str = ""
+    failure: Failure | None = None
+    trip: record.Trip | None = None
+    operators: int = 0
+    """Operators that the tripwire has checked; 0 without one."""
+
+    @property
+    def step(self) -> int:
+        return self.history.last_step
+
+
+class _Follower:
+    """Reads what the trainer writes and passes it on."""
+
+    def __init__(self, attempt: Attempt, view: View) -> None:
+        self.attempt, self.view = attempt, view
+        run = attempt.run
+        self.history = History.read(run.metrics)
+        size = run.metrics.stat().st_size if run.metrics.exists() else 0
+        self.metrics = Tail(run.metrics, size)
+        self.log_start = run.log.stat().st_size if run.log.exists() else 0
+        self.log = Tail(run.log, self.log_start)
+        self.phases = Phases()
+        self.saved = checkpoints.tracked(run.checkpoints)
+        self.rss = 0
+        self._memory_read = 0.0
+
+    @property
+    def total(self) -> int | None:
+        return self.phases.total or self.attempt.total
+
+    def drain(self) -> None:
+        """Take in everything new."""
+        now = time.monotonic()
+        if now - self._memory_read > _MEMORY_EVERY:
+            self._memory_read, self.rss = now, process.resident_bytes()
+        for line in self.log.lines():
+            self.phases.feed(line)
+        for row in self.history.extend(self.metrics.lines()):
+            self._step(row)
+        saved = checkpoints.tracked(self.attempt.run.checkpoints)
+        if saved is not None and saved != self.saved:
+            self.saved = saved
+            self.attempt.run.add_event("checkpoint", step=saved)
+        self.view.phase(self.phases.current)
+        self.view.tick(rss=self.rss)
+
+    def _step(self, row: StepRow) -> None:
+        if row.accuracy is not None:
+            self.attempt.run.add_event("validation", step=row.step, accuracy=row.accuracy)
+        if row.trained:
+            self.phases.step_done()
+        self.view.step(row, total=self.total, rss=self.rss)
+
+    def attempt_log(self) -> str:
+        with self.attempt.run.log.open("rb") as file:
+            file.seek(self.log_start)
+            return file.read().decode("utf-8", "replace")
+
+
+def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Outcome:
+    """Run the trainer to its end, whatever that is, and leave no process behind."""
+    began = time.monotonic()
+    follower = _Follower(attempt, view)
+    process.become_subreaper()
+    child = process.start(
+        attempt.command,
+        env=attempt.environ,
+        log=attempt.run.log,
+        cwd=attempt.cwd,
+        keep=attempt.lock,
+    )
+    unarmed = False
+    try:
+        while child.poll() is None and not interrupt.asked and not unarmed:
+            follower.drain()
+            unarmed = _unarmed(attempt, follower)
+            time.sleep(_POLL)
+        if child.poll() is None:
+            view.phase(f"stopping ({interrupt.name or 'the tripwire is not armed'})")
+        process.stop(child, grace=GRACE)
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+        process.sweep()
+    follower.drain()
+    code = int(child.returncode)
+    trip = record.read_trip(attempt.run.path)
+    status, failure = _judge(code, trip, interrupt, follower, unarmed)
+    return Outcome(
+        status=status,
+        history=follower.history,
+        total=follower.total,
+        seconds=time.monotonic() - began,
+        phase=follower.phases.current,
+        exit_text=describe_exit(code),
+        failure=failure,
+        trip=trip,
+        operators=record.operators(attempt.run.path) if attempt.tripwire else 0,
+    )
+
+
+def _unarmed(attempt: Attempt, follower: _Follower) -> bool:
+    """True when a step was trained though the tripwire was asked for and no worker has it."""
+    return (
+        attempt.tripwire
+        and follower.history.last_step > attempt.from_step
+        and not record.armed(attempt.run.path)
+    )
+
+
+def _judge(
+    code: int,
+    trip: record.Trip | None,
+    interrupt: process.Interrupt,
+    follower: _Follower,
+    unarmed: bool,
+) -> tuple[Status, Failure | None]:
+    if trip is not None:
+        return "tripped", None
+    if unarmed:
+        text = "the tripwire was asked for, and no worker armed it"
+        return "failed", Failure(text, ())
+    if interrupt.asked:
+        return "interrupted", None
+    if code != 0:
+        return "failed", explain(follower.attempt_log())
+    total, step = follower.total, follower.history.last_step
+    if total is not None and step < total and follower.history.rows():
+        last = follower.history.rows()[-1]
+        if last.trained or follower.phases.current != "training":
+            text = f"verl ended without an error at step {step} of {total}"
+            return "failed", Failure(text, ())
+    return "finished", None

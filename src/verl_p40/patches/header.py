@@ -47,7 +47,14 @@ class Header:
 
     @property
     def depends(self) -> tuple[str, ...]:
-        return tuple(part.strip() for part in self.get("Depends").split(",") if part.strip())
+        """The names of the patches this one needs, without group and number."""
+        parts = (part.strip() for part in self.get("Depends").split(","))
+        return tuple(bare_name(part) for part in parts if part)
+
+
+def bare_name(name: str) -> str:
+    """``p40/0201-compute-dtype.patch`` -> ``compute-dtype``: what survives a renumbering."""
+    return re.sub(r"^\d{4}-", "", name.rpartition("/")[2].removesuffix(".patch"))
 
 
 def parse_header(text: str) -> Header:
@@ -55,9 +62,12 @@ def parse_header(text: str) -> Header:
     fields: dict[str, str] = {}
     problems: list[str] = []
     current = ""
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
         if not line:
+            problems.append(f"line {number} is empty (an empty line of a field is ' .')")
             continue
+        if line != line.rstrip():
+            problems.append(f"line {number} ends in blanks")
         if line[0] == " ":
             if not current:
                 problems.append(f"line {number} continues no field")

@@ -148,8 +148,8 @@ def parse_diff(diff: bytes, package: str) -> tuple[FilePatch, ...]:
         info: list[str] = item.patch_info or []
         if any(line.startswith(("old mode ", "new mode ")) for line in info):
             raise ValueError(f"{path}: mode changes are not supported")
-        if any(line.strip().endswith("120000") for line in info):
-            raise ValueError(f"{path}: symbolic links are not supported")
+        if any(line.startswith("new file mode ") and "100644" not in line for line in info):
+            raise ValueError(f"{path}: only plain files (mode 100644) can be added")
         hunks = tuple(_hunk(hunk) for hunk in item)
         if not hunks and not (adds or deletes):
             raise ValueError(f"{path}: no hunk")

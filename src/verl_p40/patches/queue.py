@@ -114,9 +114,9 @@ class Queue:
         """
         wanted = name.removesuffix(".patch")
         for patch in self.patches:
-            stem = patch.path.rpartition("/")[2].removesuffix(".patch")
-            short = (patch.name, stem)
-            if wanted in short or wanted in [f"{patch.group}/{item}" for item in short]:
+            path = patch.path.removesuffix(".patch")
+            stem = path.rpartition("/")[2]
+            if wanted in (patch.name, stem, path, f"{patch.group}/{patch.name}"):
                 return patch
         raise UsageError(
             f"no patch is called {name!r} in {self.directory}",

@@ -52,9 +52,11 @@ def exclusive(folder: Path) -> Iterator[bool]:
             yield recover(folder)
         finally:
             os.close(lock)
-    except OSError as error:
-        if folder.exists():
+    except BaseException as error:
+        if folder.exists():  # so whatever is still beside it is not needed
             shutil.rmtree(next_folder(folder), ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskError(
                 f"{folder.parent}: no space left to write the new {folder.name}; "
@@ -104,6 +106,9 @@ def swap_in(folder: Path) -> None:
     """Put :func:`next_folder` in the place of ``folder`` and remove the old content."""
     new = next_folder(folder)
     _sync(new)
+    if not folder.exists():
+        new.rename(folder)
+        return
     if exchange(new, folder):
         old = new
     else:

@@ -172,7 +172,7 @@ def apply_queue(
         if state.kind == "missing" or (state.kind == "foreign" and not state.repairable):
             raise _refusal(state, queue)
         marker = read_marker(package)
-        reader = _PristineReader(tree, marker)
+        reader = PristineReader(tree, marker)
         plan = plan_patches(reader, selection.patches)
         plan.require(*((Fit.EXACT,) if whole else (Fit.EXACT, Fit.OFFSET)))
         files = tuple(sorted(n for n in plan.after if plan.after[n] != plan.before[n]))
@@ -206,7 +206,7 @@ def revert(tree: Path, project: str = "verl") -> ApplyReport:
             raise _no_package(package)
         if marker is None:
             return ApplyReport(tree, False, "", (), (), recovered=recovered)
-        reader = _PristineReader(tree, marker)
+        reader = PristineReader(tree, marker)
         edited = [name for name in sorted(marker.files) if reader.edited(name)]
         if edited:
             raise TreeError(
@@ -217,7 +217,7 @@ def revert(tree: Path, project: str = "verl") -> ApplyReport:
         return ApplyReport(tree, True, "", (), (), recovered=recovered)
 
 
-class _PristineReader:
+class PristineReader:
     """Reads files of a tree as the release had them, whether patched or not."""
 
     def __init__(self, tree: Path, marker: Marker | None) -> None:
@@ -255,7 +255,7 @@ class _PristineReader:
 
 def _write(
     package: Path,
-    reader: _PristineReader,
+    reader: PristineReader,
     changes: Mapping[str, bytes | None],
     queue: Queue | None,
     patches: tuple[str, ...],

@@ -1,0 +1,107 @@
+"""Getting a release as an unpacked tree: the pinned one by its hash, or another to compare with."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from packaging.version import InvalidVersion, Version
+
+from verl_p40.errors import MachineError, NetworkError, TreeError, UsageError
+from verl_p40.stack.fetch import fetch_pinned
+
+
+def unpack_pinned(project: str, into: Path) -> Path:
+    """Fetch the pinned wheel of ``project`` (by sha256, cached) and unpack its package.
+
+    Returns:
+        ``into``, which now is a tree.
+
+    Raises:
+        NetworkError: it cannot be downloaded, or has another hash.
+    """
+    return unpack_wheel(fetch_pinned(project), into, project)
+
+
+def unpack_wheel(wheel: Path, into: Path, package: str) -> Path:
+    """Unpack the folder ``package`` of a wheel into the folder ``into``.
+
+    Raises:
+        TreeError: not a readable zip file, or it has no such folder.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for item in archive.infolist():
+                path = PurePosixPath(item.filename)
+                if path.parts[:1] != (package,) or ".." in path.parts or item.is_dir():
+                    continue
+                target = into / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(item) as source, target.open("wb") as sink:
+                    shutil.copyfileobj(source, sink)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise TreeError(f"{wheel}: not a wheel ({error})", fix="download it again") from None
+    if not (into / package).is_dir():
+        raise TreeError(f"{wheel}: no folder {package} in it", fix=f"name a wheel of {package}")
+    return into
+
+
+def obtain(target: str, project: str, scratch: Path) -> tuple[Path, str]:
+    """A tree to compare with, and what to call it.
+
+    Args:
+        target: the folder of a tree, a wheel file, or a version to download.
+        project: the package that is looked for in it.
+        scratch: an empty folder for what has to be unpacked.
+
+    Raises:
+        UsageError: neither of the three.
+        NetworkError: that version cannot be downloaded.
+        TreeError: no such package in the tree or wheel.
+    """
+    path = Path(target).expanduser()
+    if path.is_dir():
+        if not (path / project).is_dir():
+            raise TreeError(
+                f"{path}: no folder {project} in it",
+                fix=f"name the folder that contains {project}, such as site-packages",
+            )
+        return path, str(path)
+    if path.is_file():
+        return unpack_wheel(path, scratch, project), path.name
+    try:
+        version = Version(target)
+    except InvalidVersion:
+        raise UsageError(
+            f"{target!r} is neither a folder, nor a wheel, nor a version",
+            fix=f"for example: --against 0.5.0, or --against {project}-0.5.0-py2.py3-none-any.whl",
+        ) from None
+    return _install(f"{project}=={version}", scratch), f"{project} {version}"
+
+
+def _install(requirement: str, into: Path) -> Path:
+    # Through uv, so that the user's index, proxy and certificates count; wheels alone, so that
+    # looking at a release runs none of its code.
+    try:
+        from uv import find_uv_bin
+
+        uv = find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        raise MachineError("uv is not installed beside verl-p40", fix="pip install uv") from None
+    done = subprocess.run(
+        [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--link-mode",
+         "copy", "--target", str(into), requirement],
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise NetworkError(
+            f"cannot get {requirement}: {' '.join(lines)[:300]}",
+            fix="check the version and the network, or name a wheel file",
+        )
+    return into

@@ -23,6 +23,7 @@ class Facts:
         self._imports: dict[str, Edge | None] | None = None
         self._config: dict[str, Any] | None = None
         self._texts: dict[str, str] | None = None
+        self._named: dict[str, list[str]] = {}
 
     def broken(self, entry: Entry, path: str) -> str:
         """Why ``entry`` does not hold for a site in ``path``; empty when it does."""
@@ -81,8 +82,12 @@ class Facts:
                 for path in self._tree
                 if path.endswith(".py")
             }
-        word = re.compile(rf"\b{re.escape(name)}\b")
-        return [path for path, text in self._texts.items() if name in text and word.search(text)]
+        if name not in self._named:
+            word = re.compile(rf"\b{re.escape(name)}\b")
+            self._named[name] = [
+                path for path, text in self._texts.items() if name in text and word.search(text)
+            ]
+        return self._named[name]
 
 
 def shut_gates(tree: Tree, reviewed: Reviewed) -> list[str]:

@@ -142,7 +142,7 @@ class Reviewed(_Strict):
 
 def load(package: str, version: str) -> Reviewed | None:
     """The reviewed file of a release, or None: then every site of it counts."""
-    file = files("verl_p40.audit") / "reviewed" / f"{package}-{version}.yaml"
+    file = files("verl_p40.audit") / "reviewed_files" / f"{package}-{version}.yaml"
     if not file.is_file():
         return None
     return parse(file.read_text(encoding="utf-8"), str(file))

@@ -59,6 +59,8 @@ class Composed:
     """
 
     preset: str
+    source: str
+    """The preset as it was asked for: its name, or the absolute path of the user's file."""
     about: catalog.About
     overrides: tuple[str, ...]
     config: Config
@@ -97,7 +99,8 @@ def compose(preset: str, overrides: Sequence[str], verl_config: Path) -> Compose
             raise UsageError(f"overrides: {_one_line(error)}") from error
         config = _guarded(lambda: _resolve(composed), path.name)
     about = catalog.parse_about(config.get("verl_p40"), path.name)
-    return Composed(path.stem, about, tuple(overrides), config)
+    source = path.stem if path.parent == paths.presets_dir() else str(path)
+    return Composed(path.stem, source, about, tuple(overrides), config)
 
 
 def select(config: Mapping[str, Any], key: str, default: Any = None) -> Any:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from verl_p40.tripwire import record
 from verl_p40.train import checkpoints, process
 from verl_p40.train.failures import Failure, describe_exit, explain
 from verl_p40.train.folder import RunFolder
 from verl_p40.train.metrics import History, StepRow, Tail
 from verl_p40.train.phases import Phases
 from verl_p40.train.view import View
+from verl_p40.tripwire import record
 
 Status = Literal["finished", "failed", "tripped", "interrupted"]
 
@@ -36,6 +36,7 @@ class Attempt:
     total: int | None
     from_step: int
     tripwire: bool
+    val_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,10 @@ def _judge(
     if code != 0:
         return "failed", explain(follower.attempt_log())
     total, step = follower.total, follower.history.last_step
-    if total is not None and step < total and follower.history.rows():
-        last = follower.history.rows()[-1]
-        if last.trained or follower.phases.current != "training":
-            text = f"verl ended without an error at step {step} of {total}"
-            return "failed", Failure(text, ())
-    return "finished", None
+    if follower.attempt.val_only:
+        done = bool(follower.history.rows())
+    else:
+        done = step > 0 and (total is None or step >= total)
+    if done:
+        return "finished", None
+    return "failed", Failure(f"verl ended without an error at step {step} of {total}", ())

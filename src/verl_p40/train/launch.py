@@ -1,0 +1,325 @@
+"""``verl-p40 train`` from end to end: plan, preflight, attempt, summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from verl_p40.errors import DataError, TrainingError, TripwireError
+from verl_p40.stack import env as stack_env
+from verl_p40.stack.env import StackEnv
+from verl_p40.train import checkpoints, checks, envinfo, environ, inside, process, source
+from verl_p40.train.compose import select, to_yaml
+from verl_p40.train.folder import RunFolder, file_text, write_whole
+from verl_p40.train.metrics import History, StepRow, cut_after
+from verl_p40.train.plan import Plan, Request, make_plan, python_version, stored_request
+from verl_p40.train.supervise import Attempt, Outcome, supervise
+from verl_p40.train.view import View
+from verl_p40.tripwire import record
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run stands at the end of a command."""
+
+    plan: Plan
+    outcome: Outcome | None
+    """None for a run that was finished already."""
+    rows: tuple[StepRow, ...]
+    total: int | None
+
+    def document(self) -> dict[str, Any]:
+        """The ``--json`` document."""
+        reward, accuracy = self.reward(), self.accuracy()
+        return {
+            "run": str(self.plan.run.path),
+            "status": self.outcome.status if self.outcome else "already finished",
+            "action": self.plan.action,
+            "from_step": self.plan.step,
+            "step": self.rows[-1].step if self.rows else 0,
+            "total_steps": self.total,
+            "reward": {"from": reward[0], "to": reward[1]} if reward else None,
+            "accuracy": {"from": accuracy[0], "to": accuracy[1]} if accuracy else None,
+            "seconds": round(self.outcome.seconds, 3) if self.outcome else 0,
+            "tripwire_operators": self.outcome.operators if self.outcome else 0,
+            "log": str(self.plan.run.log),
+            "metrics": str(self.plan.run.metrics),
+            "resume": self.resume(),
+            "extend": self.extend(),
+        }
+
+    def reward(self) -> tuple[float, float] | None:
+        """Mean reward over the first and the last steps (three of each: one step is noisy)."""
+        values = [r.reward for r in self.rows if r.reward is not None]
+        if not values:
+            return None
+        few = min(3, len(values))
+        return sum(values[:few]) / few, sum(values[-few:]) / few
+
+    def accuracy(self) -> tuple[float, float] | None:
+        values = [r.accuracy for r in self.rows if r.accuracy is not None]
+        return (values[0], values[-1]) if values else None
+
+    def resume(self) -> str:
+        return self.plan.user_command()
+
+    def extend(self) -> str:
+        steps = (self.total or (self.rows[-1].step if self.rows else 0)) * 2
+        return self.plan.user_command(f"trainer.total_training_steps={steps}")
+
+
+def dry_run(request: Request, say: Say) -> tuple[Plan, dict[str, Any]]:
+    """The plan, and ``{preset, run, action, command, env, warnings, config}``. Starts nothing."""
+    plan = plan_run(request, say)
+    prefix = stack_env.adopted()
+    python = prefix.python if prefix else _planned_prefix(plan) / "bin" / "python"
+    added = environ.additions(
+        plan.composed.about,
+        plan.run,
+        ray_tmp=Path(tempfile.gettempdir()) / f"{process.RAY_TMP_PREFIX}XXXXXXXX",
+        chained=plan.chained,
+        device=plan.device,
+    )
+    return plan, {
+        "preset": plan.composed.preset,
+        "run": str(plan.run.path),
+        "action": plan.action,
+        "from_step": plan.step,
+        "command": list(plan.command(python)),
+        "env": added,
+        "warnings": list(plan.warnings),
+        "config": plan.config,
+    }
+
+
+def plan_run(request: Request, say: Say) -> Plan:
+    """Compose and check, with the verl of the installed stack or the pinned wheel's config."""
+    return make_plan(stored_request(request), source.config_folder(_any_stack(), say))
+
+
+def _any_stack() -> StackEnv | None:
+    found = stack_env.adopted()
+    if found is None:
+        found = stack_env.read_env(stack_env.prefix_for("cpu", python_version()))
+    return found
+
+
+def _planned_prefix(plan: Plan) -> Path:
+    return stack_env.prefix_for(plan.flavor, python_version())
+
+
+def train(request: Request, view: View) -> Summary:
+    """Train until the run is finished, failed or interrupted.
+
+    Raises:
+        UsageError, MachineError, DataError, TreeError, DiskError, BusyError: before the start.
+        TrainingError, TripwireError: the trainer ended in an error.
+        KeyboardInterrupt: stopped by a signal; the run can be resumed.
+    """
+    view.phase("composing the config")
+    plan = plan_run(request, view.note)
+    for warning in plan.warnings:
+        view.note(f"warning: {warning}")
+    checks.check_device(plan.config, plan.composed.preset)
+    if plan.action == "finished":
+        return _finished(plan)
+    stack = _ensure_stack(plan, view)
+    patch_digest = source.check_tree(stack)
+    _ensure_data(plan, view)
+    view.phase("checking model and data")
+    report = preflight(stack, plan.config)
+    rows = int(report["rows"])
+    checks.check_steps(plan.config, rows)
+    total = checks.planned_steps(plan.config, rows)
+    checks.check_disk(plan.config, plan.run.path, total - plan.step)
+    with process.interruptible() as interrupt, plan.run.hold() as lock:
+        outcome = _attempt(plan, stack, patch_digest, report, total, lock, view, interrupt)
+    return _conclude(plan, outcome)
+
+
+def _ensure_stack(plan: Plan, view: View) -> StackEnv:
+    from verl_p40.stack.install import ensure
+
+    view.phase("making sure of the training stack")
+    return ensure(plan.flavor)
+
+
+def _ensure_data(plan: Plan, view: View) -> None:
+    kind = plan.composed.about.data
+    if kind == "none":
+        return
+    from verl_p40.data import prepare
+
+    files = [select(plan.config, f"data.{split}_files") for split in ("train", "val")]
+    wanted = [*files, select(plan.config, "actor_rollout_ref.model.path")]
+    home = str(prepare.folder(kind))
+    if any(isinstance(path, str) and path.startswith(home) for path in wanted):
+        view.phase(f"preparing the {kind} data")
+        prepare.ensure(kind, progress=view.note)
+
+
+def preflight(stack: StackEnv, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Look at model and data with the stack's own libraries (see :mod:`verl_p40.train.inside`).
+
+    Raises:
+        DataError: the first thing wrong, with what to do.
+    """
+    with tempfile.TemporaryDirectory(prefix="vp40-check-") as scratch:
+        path = Path(scratch) / "config.json"
+        path.write_text(json.dumps(config, default=str), encoding="utf-8")
+        try:
+            done = stack.run_module(
+                inside.__name__, [str(path)], env=_QUIET, capture=True, timeout=1800
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DataError("checking model and data took more than 30 minutes") from error
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(inside.MARK):
+            report: dict[str, Any] = json.loads(line)["verl_p40_preflight"]
+            break
+    else:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise DataError(f"checking model and data failed (exit code {done.returncode}): {last}")
+    if report["problem"]:
+        raise DataError(report["problem"]["message"], fix=report["problem"]["fix"])
+    return report
+
+
+_QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "true", "USE_TF": "0"}
+
+
+def _attempt(
+    plan: Plan,
+    stack: StackEnv,
+    patch_digest: str,
+    report: Mapping[str, Any],
+    total: int,
+    lock: int,
+    view: View,
+    interrupt: process.Interrupt,
+) -> Outcome:
+    """Under the folder's lock: write what belongs in it, start, follow, and note the end."""
+    run, ray_tmp = plan.run, process.make_ray_tmp()
+    added = environ.additions(
+        plan.composed.about, run, ray_tmp=ray_tmp, chained=plan.chained, device=plan.device
+    )
+    command = plan.command(stack.python)
+    try:
+        process.remove_ray_tmp(str(run.read_env().get("ray_tmp", "")))
+        _set_back(plan, view)
+        write_whole(run.config, _config_text(plan))
+        document = envinfo.collect(
+            preset=plan.composed.preset,
+            overrides=plan.composed.overrides,
+            digest=plan.composed.digest,
+            command=command,
+            environ=added,
+            stack=stack,
+            patch_digest=patch_digest,
+            versions=report["versions"],
+            ray_tmp=ray_tmp,
+        )
+        document["preset_source"] = plan.composed.source
+        document["rows"] = int(report["rows"])
+        document["total_steps"] = total
+        write_whole(run.env, file_text(document))
+        _head(plan, command)
+        kind = "resume" if plan.action == "resume" else "start"
+        run.add_event(kind, step=plan.step, total=total, pid=os.getpid())
+        attempt = Attempt(
+            run=run,
+            command=command,
+            environ=environ.apply(stack.environ(), added),
+            cwd=Path.cwd(),
+            lock=lock,
+            total=total,
+            from_step=plan.step,
+            tripwire=plan.tripwire,
+            val_only=bool(select(plan.config, "trainer.val_only")),
+        )
+        outcome = supervise(attempt, view, interrupt)
+        _note_end(run, outcome)
+        return outcome
+    finally:
+        process.remove_ray_tmp(ray_tmp)
+
+
+def _set_back(plan: Plan, view: View) -> None:
+    """Bring the folder to the step it goes on from, and say so."""
+    run = plan.run
+    record.clear(run.path)
+    if plan.action == "start":
+        view.note(f"starting {run.path}")
+        return
+    keep = select(plan.config, "trainer.max_actor_ckpt_to_keep")
+    step = plan.step if plan.action == "resume" else None
+    checkpoints.prepare_resume(run.checkpoints, step, keep=int(keep) if keep else None)
+    dropped = cut_after(run.metrics, plan.step if step is not None else -1)
+    total = run.read_env().get("total_steps")
+    if plan.action == "restart":
+        done = f" (it had reached step {dropped})" if dropped else ""
+        view.note(f"{run.path} has no checkpoint to go on from{done}: starting over")
+        return
+    again = f"; steps {step + 1 if step else 1}-{dropped} are done again" if dropped else ""
+    wanted = select(plan.config, "trainer.total_training_steps") or total
+    view.note(f"resuming {run.path} from step {plan.step} of {wanted}{again}")
+
+
+def _config_text(plan: Plan) -> str:
+    head = (
+        f"# The whole config of this run, resolved, from preset {plan.composed.preset}.\n"
+        f"# Overrides: {' '.join(plan.composed.overrides) or 'none'}\n"
+    )
+    return head + to_yaml(plan.config)
+
+
+def _head(plan: Plan, command: tuple[str, ...]) -> None:
+    """A line in train.log where an attempt begins."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    with plan.run.log.open("a", encoding="utf-8") as log:
+        log.write(f"=== verl-p40 {now} {plan.action} at step {plan.step}: {' '.join(command)}\n")
+
+
+def _note_end(run: RunFolder, outcome: Outcome) -> None:
+    details: dict[str, Any] = {"status": outcome.status, "seconds": round(outcome.seconds, 3)}
+    if outcome.status == "finished":
+        run.add_event("end", step=outcome.step, total=outcome.total, **details)
+        return
+    details["exit"] = outcome.exit_text
+    details["phase"] = outcome.phase
+    if outcome.failure:
+        details["error"] = outcome.failure.headline
+    if outcome.trip:
+        details["error"] = outcome.trip.line()
+    run.add_event("failure", step=outcome.step, **details)
+
+
+def _finished(plan: Plan) -> Summary:
+    history = History.read(plan.run.metrics)
+    if plan.run.finished_at() is None:
+        plan.run.add_event("end", step=plan.step, total=plan.step, status="finished", seconds=0.0)
+    return Summary(plan, None, tuple(history.rows()), plan.step)
+
+
+def _conclude(plan: Plan, outcome: Outcome) -> Summary:
+    run = plan.run
+    if outcome.status == "tripped" and outcome.trip is not None:
+        raise TripwireError(outcome.trip.line(), fix=f"the whole log is {run.log}")
+    if outcome.status == "failed" and outcome.failure is not None:
+        at = f"after step {outcome.step}" if outcome.step else "before the first step"
+        lines = "".join(f"\n  | {line}" for line in outcome.failure.lines)
+        raise TrainingError(
+            f"the trainer failed while {outcome.phase}, {at} ({outcome.exit_text}): "
+            f"{outcome.failure.headline}{lines}",
+            fix=f"read {run.log}; after a remedy, `{plan.user_command()}` goes on",
+        )
+    return Summary(plan, outcome, tuple(outcome.history.rows()), outcome.total)

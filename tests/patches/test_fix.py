@@ -72,7 +72,7 @@ def test_checkpoint_tracker_survives_a_kill(
         pass
 
     def open_and_die(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        file = open(path, mode, *args, **kwargs)  # noqa: SIM115
+        file = Path(path).open(mode, *args, **kwargs)  # noqa: SIM115
         if "latest_checkpointed_iteration" in str(path) and "w" in mode:
             file.close()
 

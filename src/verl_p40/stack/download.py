@@ -18,7 +18,7 @@ from verl_p40.stack.http import RetryableError, RetryPolicy
 CHUNK = 1 << 18
 
 OnBytes = Callable[[int], None]
-"""Told about each piece: bytes on disk more than before (negative when a part was thrown away)."""
+"""Told about each piece: bytes more than :func:`part_size` said before (negative: thrown away)."""
 
 
 def sha256_of(path: Path) -> str:
@@ -28,6 +28,12 @@ def sha256_of(path: Path) -> str:
         while piece := source.read(1 << 20):
             total.update(piece)
     return total.hexdigest()
+
+
+def part_size(target: Path) -> int:
+    """Bytes that an earlier, broken download of ``target`` left."""
+    part = target.with_name(target.name + ".part")
+    return part.stat().st_size if part.exists() else 0
 
 
 def download(
@@ -52,14 +58,15 @@ def download(
     policy = policy or RetryPolicy()
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = target.with_name(target.name + ".lock")
+    known = part_size(target)
     with exclusive(lock):
         if target.exists():
             lock.unlink(missing_ok=True)
-            on_bytes(target.stat().st_size)
+            on_bytes(target.stat().st_size - known)
             return
         part = target.with_name(target.name + ".part")
-        started_with = part.stat().st_size if part.exists() else 0
-        on_bytes(started_with)
+        started_with = part_size(target)
+        on_bytes(started_with - known)
         _fill(url, part, session, on_bytes, policy)
         found = sha256_of(part)
         if found != sha256 and started_with:

@@ -17,12 +17,13 @@ from functools import cache
 from pathlib import Path
 
 import requests
+from packaging.markers import default_environment
 from packaging.tags import Tag, compatible_tags, cpython_tags, platform_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from verl_p40.errors import DiskError, NetworkError
 from verl_p40.stack import http, lockfile, paths, pins
-from verl_p40.stack.download import download, sha256_of
+from verl_p40.stack.download import download, part_size, sha256_of
 from verl_p40.stack.http import RetryPolicy
 from verl_p40.stack.index import IndexFile, SimpleIndex, index_url
 from verl_p40.stack.lockfile import Locked
@@ -107,8 +108,6 @@ def _tags(python: str) -> dict[Tag, int]:
 
 def marker_environment(python: str) -> dict[str, str]:
     """PEP 508 variables for CPython ``python`` on this machine."""
-    from packaging.markers import default_environment
-
     environment = {k: str(v) for k, v in default_environment().items()}
     # Only the minor version matters to our locks; .99 answers `python_full_version >= 3.10.x`.
     environment.update(python_version=python, python_full_version=f"{python}.99", extra="")
@@ -197,8 +196,7 @@ def bytes_missing(wanted: Iterable[Wanted]) -> int:
     """Bytes still to download, parts of broken downloads counted as there."""
     total = 0
     for item in missing(wanted):
-        part = item.path.with_name(item.filename + ".part")
-        total += max(item.size - (part.stat().st_size if part.exists() else 0), 0)
+        total += max(item.size - part_size(item.path), 0)
     return total
 
 
@@ -257,13 +255,14 @@ def _download_all(
 
     # Largest first: the big wheels take most of the time and should not start last.
     todo = sorted(todo, key=lambda item: -item.size)
-    report.begin(len(todo), sum(item.size for item in todo), 0)
+    done = sum(part_size(item.path) for item in todo)
+    report.begin(len(todo), sum(item.size for item in todo), done)
     pool = ThreadPoolExecutor(max_workers=PARALLEL)
     try:
         futures = [pool.submit(one, item) for item in todo]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
         stop.set()
-        errors = [error for future in done if (error := future.exception()) is not None]
+        errors = [error for future in ended if (error := future.exception()) is not None]
         for error in errors:
             if not isinstance(error, _StoppedError):
                 raise error

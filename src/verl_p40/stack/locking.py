@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 from verl_p40.errors import ExitCode, MachineError, NetworkError, VerlP40Error
 from verl_p40.stack import lockfile, paths, pins
 from verl_p40.stack.index import index_url
-from verl_p40.stack.pins import Pins, ReleasePin, tomllib
+from verl_p40.stack.pins import Pins, ReleasePin
 from verl_p40.stack.uv import uv_binary
 
 _LINUX = "sys_platform == 'linux' and platform_machine == 'x86_64'"
@@ -68,7 +68,7 @@ def project_file() -> Path:
 
 def light_dependencies() -> list[str]:
     """The dependencies of the light package, as ``pyproject.toml`` states them."""
-    document = tomllib.loads(project_file().read_text(encoding="utf-8"))
+    document = pins.read_toml(project_file())
     return list(document["project"]["dependencies"])
 
 

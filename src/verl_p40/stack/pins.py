@@ -10,7 +10,7 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -185,6 +185,11 @@ class Pins(_Frozen):
             ) from None
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file (tomllib on 3.11, tomli on 3.10)."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
 @cache
 def load() -> Pins:
     """Read ``pins.toml`` (once a process).
@@ -193,7 +198,7 @@ def load() -> Pins:
         MachineError: the file is missing or malformed, that is, the installation is broken.
     """
     try:
-        return Pins.model_validate(tomllib.loads(PINS_FILE.read_text(encoding="utf-8")))
+        return Pins.model_validate(read_toml(PINS_FILE))
     except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
         raise MachineError(
             f"{PINS_FILE.name} cannot be read: {' '.join(str(error).split())}",

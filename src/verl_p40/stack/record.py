@@ -20,8 +20,6 @@ class EnvRecord(BaseModel):
     """``3.10`` or ``3.11``."""
     lock_digest: str
     """sha256 of the flavor's lock file."""
-    series_digest: str
-    """sha256 over the patch queue that verl in there carries."""
     test_digest: str | None = None
     """sha256 of ``train-test.txt`` when its packages are installed."""
     created: str

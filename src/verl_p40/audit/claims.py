@@ -32,7 +32,9 @@ class Facts:
                 return problem
         if entry.never_imported and path in self._imported():
             edge = self._imported()[path]
-            by = f"{edge.path}:{edge.line} imports {edge.module}" if edge else "it is an entry point"
+            by = (
+                f"{edge.path}:{edge.line} imports {edge.module}" if edge else "it is an entry point"
+            )
             return f"{path} can be imported on the P40 path: {by}"
         for name, globs in entry.only_named_in.items():
             for other in self._naming(name):
@@ -71,7 +73,9 @@ class Facts:
 
     def _imported(self) -> dict[str, Edge | None]:
         if self._imports is None:
-            gates = {(gate.path, module) for gate in self._reviewed.gates for module in gate.imports}
+            gates = {
+                (gate.path, module) for gate in self._reviewed.gates for module in gate.imports
+            }
             self._imports = reachable(self._tree, list(self._reviewed.roots), gates)
         return self._imports
 

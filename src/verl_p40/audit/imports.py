@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from verl_p40.audit.pyscan import parse
@@ -76,9 +77,13 @@ def _imports(tree: Tree, path: str) -> list[tuple[Edge, list[str]]]:
         module = parse(path, tree.read(path))
     except (SyntaxError, ValueError, RecursionError):
         return []
-    package = path.removesuffix("/__init__.py") if path.endswith("/__init__.py") else path.rpartition("/")[0]
+    package = (
+        path.removesuffix("/__init__.py")
+        if path.endswith("/__init__.py")
+        else path.rpartition("/")[0]
+    )
     found: list[tuple[Edge, list[str]]] = []
-    for node in ast.walk(module):
+    for node in _statements(module):
         if isinstance(node, ast.Import):
             found.extend((Edge(path, node.lineno, alias.name), []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -89,3 +94,17 @@ def _imports(tree: Tree, path: str) -> list[tuple[Edge, list[str]]]:
                 base = ".".join([*parents, *([base] if base else [])])
             found.append((Edge(path, node.lineno, base), [alias.name for alias in node.names]))
     return [item for item in found if item[0].module.split(".")[0] == tree.package]
+
+
+def _statements(module: ast.Module) -> Iterator[ast.stmt]:
+    """Every statement at any depth; expressions hold no imports and are most of a tree."""
+    stack: list[ast.stmt] = list(module.body)
+    while stack:
+        node = stack.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            for item in getattr(node, name, ()):
+                if isinstance(item, ast.stmt):
+                    stack.append(item)
+                else:  # an except clause or a match case
+                    stack.extend(item.body)

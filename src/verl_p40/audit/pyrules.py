@@ -12,7 +12,9 @@ Parents = dict[ast.AST, ast.AST]
 Origins = dict[str, str]
 """Names that a file imports with ``from``, and the module each comes from."""
 
-_GETTERS = frozenset({"get", "pop", "setdefault", "getattr", "getenv", "field", "add_argument", "Field"})
+_GETTERS = frozenset(
+    {"get", "pop", "setdefault", "getattr", "getenv", "field", "add_argument", "Field"}
+)
 JUDGED = (
     ast.Constant, ast.Attribute, ast.Name, ast.Call, ast.Import, ast.ImportFrom,
     ast.FunctionDef, ast.AsyncFunctionDef,
@@ -24,16 +26,6 @@ _ATTENTION_KEYS = frozenset({"attn_implementation", "_attn_implementation"})
 class Site(NamedTuple):
     node: ast.AST
     rule: str
-
-
-def origins_of(tree: ast.AST) -> Origins:
-    """Where the file's ``from X import name`` names come from."""
-    return {
-        alias.asname or alias.name: node.module or "."
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
 
 
 def sites_of(node: ast.AST, parents: Parents, origins: Origins) -> Iterator[Site]:
@@ -52,9 +44,10 @@ def sites_of(node: ast.AST, parents: Parents, origins: Origins) -> Iterator[Site
         yield from _call(node, origins)
     elif isinstance(node, ast.Import | ast.ImportFrom):
         yield from _import(node)
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        if words.CAPABILITY.search(node.name):
-            yield Site(node, "capability")
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and words.CAPABILITY.search(
+        node.name
+    ):
+        yield Site(node, "capability")
 
 
 def _string(node: ast.Constant, value: str, parents: Parents) -> Iterator[Site]:
@@ -121,19 +114,21 @@ def _call(node: ast.Call, origins: Origins) -> Iterator[Site]:
     last = name.rpartition(".")[2]
     # A package's own helper of that name is judged where it calls torch's.
     torchs = origins.get(name.partition(".")[0], "torch").partition(".")[0] == "torch"
-    if last == "autocast" and torchs and not _names_dtype(node):
+    if (last == "autocast" and torchs and not _names_dtype(node)) or (
+        last == "GradScaler" and torchs
+    ):
         yield Site(node, "autocast")
-    elif last == "GradScaler" and torchs:
-        yield Site(node, "autocast")
-    elif last in {"from_config", "_from_config"} and "AutoConfig" not in name:
-        if _builds_model(node) and not any(k.arg in {"torch_dtype", None} for k in node.keywords):
-            yield Site(node, "implicit-dtype")
+    elif _builds_model(node) and not any(k.arg in {"torch_dtype", None} for k in node.keywords):
+        yield Site(node, "implicit-dtype")
 
 
 def _builds_model(node: ast.Call) -> bool:
     """``X.from_config`` where X is a transformers model class (``Auto*``, ``*auto_model*``)."""
-    owner = _dotted(node.func).rpartition(".")[0].rpartition(".")[2].lower()
-    return "auto" in owner or owner.endswith("model") or owner.endswith("model_class")
+    owner, _, method = _dotted(node.func).rpartition(".")
+    if method not in {"from_config", "_from_config"} or "AutoConfig" in owner:
+        return False
+    owner = owner.rpartition(".")[2].lower()
+    return "auto" in owner or owner.endswith(("model", "model_class"))
 
 
 def _import(node: ast.Import | ast.ImportFrom) -> Iterator[Site]:
@@ -153,7 +148,9 @@ def _import(node: ast.Import | ast.ImportFrom) -> Iterator[Site]:
         top = module.partition(".")[0]
         if top in words.NO_SM61_LIBRARIES:
             rules.add(words.NO_SM61_LIBRARIES[top])
-        elif words.FLASH_MODULE.search(module) or words.FLASH_IDENT.search(module.rpartition(".")[2]):
+        elif words.FLASH_MODULE.search(module) or words.FLASH_IDENT.search(
+            module.rpartition(".")[2]
+        ):
             rules.add("flash-attn-import")
         elif words.TRITON_MODULE.search(module):
             rules.add("triton-import")
@@ -270,7 +267,9 @@ def _first_string(node: ast.AST) -> str | None:
         return None
     for arg in node.args:
         if isinstance(arg, ast.Constant) and isinstance(arg.value, str):
-            return arg.value.lstrip("-").replace("-", "_") if arg.value.startswith("-") else arg.value
+            return (
+                arg.value.lstrip("-").replace("-", "_") if arg.value.startswith("-") else arg.value
+            )
     return None
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator
+from functools import lru_cache
 
 from verl_p40.audit import words
 from verl_p40.audit.model import Finding
-from verl_p40.audit.pyrules import JUDGED, Site, argument_of, origins_of, sites_of
+from verl_p40.audit.pyrules import JUDGED, Site, argument_of, sites_of
 
 _MAX_CODE = 120
 
 
+@lru_cache(maxsize=1024)
 def parse(path: str, data: bytes) -> ast.Module:
     """Parse ``data``; raises ``SyntaxError`` or ``ValueError`` (null bytes) for no Python."""
     with warnings.catch_warnings():  # invalid escapes in somebody else's source are not news
@@ -30,31 +31,40 @@ def scan(path: str, data: bytes) -> list[Finding]:
         line = getattr(error, "lineno", None) or 1
         return [Finding(path, line, 1, "unreadable", "<module>", "", f"not Python: {error}")]
     lines = data.decode("utf-8", "replace").splitlines()
-    parents = _parents(tree)
+    parents, judged, origins = _index(tree)
     found: dict[tuple[int, str, str], Finding] = {}
-    for site in _sites(tree, parents):
-        finding = _finding(path, lines, parents, site)
-        # One line can name the same dtype twice; one report of it is enough.
-        found.setdefault((finding.line, finding.rule, finding.code), finding)
+    for node in judged:
+        for site in sites_of(node, parents, origins):
+            finding = _finding(path, lines, parents, site)
+            # One line can name the same dtype twice; one report of it is enough.
+            found.setdefault((finding.line, finding.rule, finding.code), finding)
     return sorted(found.values(), key=lambda f: (f.line, f.column, f.rule))
 
 
-def _parents(tree: ast.AST) -> dict[ast.AST, ast.AST]:
+def _index(tree: ast.AST) -> tuple[dict[ast.AST, ast.AST], list[ast.AST], dict[str, str]]:
+    """Parents, the nodes that rules look at, and where ``from`` imports come from: one pass."""
     parents: dict[ast.AST, ast.AST] = {}
+    judged: list[ast.AST] = []
+    origins: dict[str, str] = {}
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
-        for child in ast.iter_child_nodes(node):
-            parents[child] = node
-            stack.append(child)
-    return parents
-
-
-def _sites(tree: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[Site]:
-    origins = origins_of(tree)
-    for node in parents:
         if isinstance(node, JUDGED):
-            yield from sites_of(node, parents, origins)
+            judged.append(node)
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    origins[alias.asname or alias.name] = node.module or "."
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                for item in value:
+                    if isinstance(item, ast.AST):
+                        parents[item] = node
+                        stack.append(item)
+            elif isinstance(value, ast.AST) and name != "ctx":
+                parents[value] = node
+                stack.append(value)
+    return parents, judged, origins
 
 
 def _finding(path: str, lines: list[str], parents: dict[ast.AST, ast.AST], site: Site) -> Finding:
@@ -92,12 +102,14 @@ def _decorated(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST | None
     current = node
     while current in parents and isinstance(current, ast.expr):
         current = parents[current]
-    return current if isinstance(current, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else None
+    return (
+        current
+        if isinstance(current, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        else None
+    )
 
 
-def _guard(
-    node: ast.AST, parents: dict[ast.AST, ast.AST], lines: list[str]
-) -> tuple[str, int]:
+def _guard(node: ast.AST, parents: dict[ast.AST, ast.AST], lines: list[str]) -> tuple[str, int]:
     """The innermost ``if``/``try`` of the same function that decides whether ``node`` runs."""
     current = node
     while current in parents:

@@ -8,7 +8,7 @@ default), that no import leads to the file, or which files alone name a function
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -155,7 +155,7 @@ def parse(text: str, origin: str) -> Reviewed:
         UsageError: it is not one; names the first thing that is wrong.
     """
     try:
-        data: Any = yaml.load(text, Loader=_Loader)  # noqa: S506  a safe loader, chosen above
+        data: Any = yaml.load(text, Loader=_Loader)
         return Reviewed.model_validate(data)
     except yaml.YAMLError as error:
         raise UsageError(f"{origin}: not YAML: {' '.join(str(error).split())}") from error
@@ -169,7 +169,7 @@ def _any(globs: tuple[str, ...], text: str) -> bool:
     return any(glob_regex(glob).fullmatch(text) for glob in globs)
 
 
-@lru_cache(maxsize=None)
+@cache
 def glob_regex(glob: str) -> re.Pattern[str]:
     """A glob with ``*`` (anything but ``/``) and ``**`` (anything); code may hold ``[`` and ``?``.
 

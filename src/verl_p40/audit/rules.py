@@ -94,7 +94,9 @@ _ALL = (
         "packing without padding is on",
         "sequences packed without a mask are only kept apart by FlashAttention's varlen kernels",
     ),
-    Rule("fused-kernels", "fused kernels are on", "verl's fused kernels come with a Triton backend"),
+    Rule(
+        "fused-kernels", "fused kernels are on", "verl's fused kernels come with a Triton backend"
+    ),
     Rule(
         "upstream-defect",
         "a known upstream bug on the P40 path",

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from verl_p40.errors import TreeError, UsageError
+from verl_p40.patches.marker import read_marker, read_pristine
 
 KNOWN = ("verl", "vllm")
 """Packages that are looked for inside a site-packages folder or an archive."""
 
 SUFFIXES = frozenset({".py", ".pyi", ".yaml", ".yml", ".json", ".sh", ".bash"})
-PRISTINE_ZIP = ".verl-p40-pristine.zip"
-MARKER = ".verl-p40.json"
 
 
 @dataclass
@@ -56,7 +55,9 @@ def open_trees(path: Path) -> list[Tree]:
         if path.name.endswith((".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz")):
             return _open_archive(path, _tar_members(path))
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as error:
-        raise TreeError(f"{path} cannot be read as an archive: {error}", fix="download it again") from error
+        raise TreeError(
+            f"{path} cannot be read as an archive: {error}", fix="download it again"
+        ) from error
     raise UsageError(
         f"{path} is not a folder, a wheel, a source archive or a shell script",
         fix="give a package folder, site-packages, *.whl, *.tar.gz or *.sh",
@@ -84,32 +85,18 @@ def _folder_tree(parent: Path, package: str) -> Tree:
     for file in root.rglob("*"):
         if file.suffix in SUFFIXES and file.is_file():
             files[file.relative_to(parent).as_posix()] = file.read_bytes
-    pristine: dict[str, bytes] = {}
-    kept = root / PRISTINE_ZIP
-    if kept.is_file():
-        try:
-            pristine = _read_pristine(kept, package)
-        except (zipfile.BadZipFile, OSError) as error:
-            raise TreeError(
-                f"{kept} is damaged: {error}", fix="reinstall the stack: verl-p40 stack install --force"
-            ) from error
+    marker = read_marker(root)
+    pristine = read_pristine(root) if marker else {}
     return Tree(
         package=package,
-        version=_version_of(package, lambda name: _read_if(parent / name), _dist_info(parent, package)),
+        version=_version_of(
+            package, lambda name: _read_if(parent / name), _dist_info(parent, package)
+        ),
         origin=str(root),
         files=files,
         pristine=pristine,
-        patched=kept.is_file() or (root / MARKER).is_file(),
+        patched=marker is not None,
     )
-
-
-def _read_pristine(kept: Path, package: str) -> dict[str, bytes]:
-    with zipfile.ZipFile(kept) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/")]
-        return {
-            name if name.startswith(f"{package}/") else f"{package}/{name}": archive.read(name)
-            for name in names
-        }
 
 
 def _read_if(path: Path) -> bytes | None:
@@ -124,9 +111,7 @@ def _dist_info(parent: Path, package: str) -> str | None:
     return None
 
 
-def _version_of(
-    package: str, read: Callable[[str], bytes | None], distribution: str | None
-) -> str:
+def _version_of(package: str, read: Callable[[str], bytes | None], distribution: str | None) -> str:
     """The version that the tree itself states, else its installer's, else ``unknown``."""
     stated = read(f"{package}/version/version")  # verl
     if stated:

@@ -18,7 +18,9 @@ FLASH_IDENT = re.compile(r"flash_?att(?:n|ention)", re.IGNORECASE)
 FLASH_VALUES = frozenset(
     {"flash_attention_2", "flash_attention_3", "flash_attention", "flash_attn", "flash-attn", "fa3"}
 )
-FLASH_MODULE = re.compile(r"(?:^|[._])(?:vllm_)?flash_attn(?:_\d+)?(?:$|[._])|flash_attention_utils$")
+FLASH_MODULE = re.compile(
+    r"(?:^|[._])(?:vllm_)?flash_attn(?:_\d+)?(?:$|[._])|flash_attention_utils$"
+)
 
 TRITON_MODULE = re.compile(r"(?:^|\.)(?:triton|triton_utils)(?:$|\.)")
 TRITON_DECORATORS = frozenset({"jit", "autotune", "heuristics"})
@@ -59,7 +61,9 @@ SWITCHES_ON = {
 }
 """Names that ask for a hostile feature when they are true."""
 
-BACKEND_KEYS = frozenset({"impl_backend", "attention_backend", "attn_backend", "fused_kernels_backend"})
+BACKEND_KEYS = frozenset(
+    {"impl_backend", "attention_backend", "attn_backend", "fused_kernels_backend"}
+)
 BACKEND_VALUES = {
     "triton": "triton-kernel",
     "flashinfer": "sm80-library",
@@ -70,10 +74,12 @@ BACKEND_VALUES = {
 DTYPE_KEYS = frozenset({"dtype", "torch_dtype", "model_dtype", "param_dtype", "kv_cache_dtype"})
 
 PREFILTER = re.compile(
-    rb"float16|bf16|fp16|half|HalfTensor|float8|fp8|flash|attn_impl|_attn_implementation"
-    rb"|compile|_dynamo|_inductor|triton|capability|autocast|GradScaler|from_config|\bauto\b"
+    rb"float16|bf16|fp16|\.half\b|[\"']half[\"']|:\s*half\b|=half\b|\bhalf\s*[,:]|HalfTensor|16-(?:mixed|true)"
+    rb"|float8|fp8|flash|attn_impl|torch\.compile|torch_compile|import.*\bcompile\b|_dynamo|_inductor"
+    rb"|triton|capability|autocast|GradScaler|from_config|torch_dtype"
+    rb"|[\"']auto[\"']|(?:[:=]|dtype)\s*auto\b"
     rb"|transformer_engine|deep_gemm|deep_ep|sglang|sgl_kernel|liger|prefix_caching"
-    rb"|chunked_prefill|remove_padding|rmpad|fused_kernels|torch_dtype|fa3",
+    rb"|prefix-caching|chunked.prefill|remove_padding|rmpad|fused_kernels|\bfa3\b",
     re.IGNORECASE,
 )
 """A superset of every rule's trigger, to leave most files unparsed."""

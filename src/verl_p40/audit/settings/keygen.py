@@ -3,6 +3,7 @@
 Run by a maintainer when the pin or the queue changes::
 
     python -m verl_p40.audit.settings.keygen PRISTINE [PATCHED] --output KEYS.json
+    python -m verl_p40.audit.settings.keygen --environment VLLM_ VLLM_SOURCE_FOLDER
 
 PRISTINE and PATCHED are anything that ``verl-p40 audit`` reads. The code side follows
 configuration objects by their source: ``self.config.actor.get("x")`` in a class whose
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +96,7 @@ ROOTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 PROGRAMS = {"sft_trainer": _SFT, "generation": _GENERATION}
 """Files whose keys belong to another program's config than PPO's."""
 
+_TESTS = {"tests", "examples", "benchmarks", "docs"}
 _DICT_METHODS = frozenset({"get", "pop", "keys", "items", "values", "update", "copy", "setdefault"})
 
 
@@ -131,7 +134,9 @@ def code_keys(tree: Tree, program: str) -> set[str]:
     return {key for key in keys if key}
 
 
-def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _functions(
+    node: ast.AST, prefix: str
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield f"{prefix}{child.name}", child
@@ -183,12 +188,20 @@ class _Reader:
     def _call(self, node: ast.Call) -> list[str]:
         first = node.args[0] if node.args else None
         key = first.value if isinstance(first, ast.Constant) else None
-        if isinstance(node.func, ast.Attribute) and node.func.attr in {"get", "pop"} and isinstance(key, str):
+        if (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr in {"get", "pop"}
+            and isinstance(key, str)
+        ):
             return [_join(base, key) for base in self.resolve(node.func.value)]
         name = ast.unparse(node.func)
         if name in {"OmegaConf.select", "getattr"} and len(node.args) > 1:
             second = node.args[1]
-            if isinstance(second, ast.Constant) and isinstance(second.value, str) and first is not None:
+            if (
+                isinstance(second, ast.Constant)
+                and isinstance(second.value, str)
+                and first is not None
+            ):
                 return [_join(base, second.value) for base in self.resolve(first)]
         if name in {"OmegaConf.to_container", "deepcopy", "dict"} and first is not None:
             return self.resolve(first)
@@ -242,17 +255,38 @@ def _unlisted(keys: set[str], listed: dict[str, Any]) -> set[str]:
 
     def real(key: str) -> bool:
         parents = [key[:i] for i, char in enumerate(key) if char == "."]
-        return not any(parent in values for parent in parents) and not key.rpartition(".")[2].startswith("__")
+        return not any(parent in values for parent in parents) and not key.rpartition(".")[
+            2
+        ].startswith("__")
 
     return {key for key in keys - sections if real(key) and not key.endswith(".0")}
 
 
+_SOURCES = frozenset(
+    {".py", ".pyi", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".cmake", ".txt", ".toml", ".so"}
+)
+
+
+def environment_names(folder: Path, prefix: str) -> list[str]:
+    """Names with ``prefix`` that the sources (or shared libraries) under ``folder`` hold."""
+    pattern = re.compile(rb"(?<![A-Za-z0-9_])" + prefix.encode() + rb"[A-Z0-9_]*[A-Z0-9](?![a-z])")
+    names: set[str] = set()
+    for file in folder.rglob("*"):
+        if file.suffix in _SOURCES and file.is_file() and not _TESTS & set(file.parts):
+            names |= {match.decode() for match in pattern.findall(file.read_bytes())}
+    return sorted(names)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--environment", metavar="PREFIX", help="list variable names instead")
     parser.add_argument("pristine", type=Path)
     parser.add_argument("patched", type=Path, nargs="?")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(argv)
+    if options.environment:
+        print("\n".join(environment_names(options.pristine, options.environment)))
+        return 0
     patched = open_trees(options.patched)[0] if options.patched else None
     document = generate(open_trees(options.pristine)[0], patched)
     text = json.dumps(document, indent=1, sort_keys=True) + "\n"

@@ -192,15 +192,15 @@ class _Reader:
 
     def _word_or_assignment(self) -> None:
         match = _ASSIGNMENT.match(self._text, self._at)
-        if match and not self._command.words and match.end() < len(self._text):
-            if self._text[match.end()] == "(":
-                self._take(match.end() - self._at + 1)
-                inside = _Reader(self._nested("(", ")"), self._line)
-                inside._values, inside._arrays = self._values, self._arrays
-                words = inside.words_only()
-                old = self._arrays.get(match.group(1), []) if match.group(2) else []
-                self._arrays[match.group(1)] = old + words
-                return
+        if match and not self._command.words and self._text[match.end() :][:1] == "(":
+            self._take(match.end() - self._at + 1)
+            first = self._line
+            inside = _Reader(self._nested("(", ")"), first)
+            inside._values, inside._arrays = self._values, self._arrays
+            words = inside.words_only()
+            old = self._arrays.get(match.group(1), []) if match.group(2) else []
+            self._arrays[match.group(1)] = old + words
+            return
         line = self._line
         words = self._word()
         match = _ASSIGNMENT.match(words[0].text) if len(words) == 1 else None
@@ -229,7 +229,7 @@ class _Reader:
 
     def _redirection(self) -> bool:
         match = re.compile(r"\d*(<<<|<<-?|>>|>&|<&|&>>?|[<>])").match(self._text, self._at)
-        if not match or self._peek() == "&" and not match.group(1).startswith("&>"):
+        if not match or (self._peek() == "&" and not match.group(1).startswith("&>")):
             return False
         self._take(match.end() - self._at)
         while self._peek() in " \t" and self._peek():
@@ -266,8 +266,10 @@ class _Reader:
     # -- words --------------------------------------------------------------------------
 
     def _word(self) -> list[Word]:
-        """The next word; an unquoted or ``[@]`` array expansion gives several, at least one."""
-        line, parts, several = self._line, [], []
+        """The next word; an array expansion gives as many as it has, each with its own line."""
+        line = self._line
+        parts: list[str] = []
+        several: list[Word] = []
         while self._at < len(self._text):
             char = self._peek()
             if self._peek(2) == "\\\n":
@@ -292,13 +294,14 @@ class _Reader:
             else:
                 parts.append(self._take())
         if several:
-            return [Word(word.text, line) for word in several]
+            return several
         if not parts and self._at < len(self._text) and self._peek() in "()":
             self._take()  # never stand still on odd input
         return [Word("".join(parts), line)]
 
     def _double(self, parts: list[str]) -> list[Word]:
-        start_line, several = self._line, []
+        start_line = self._line
+        several: list[Word] = []
         while self._at < len(self._text):
             char = self._peek()
             if char == '"':
@@ -308,7 +311,13 @@ class _Reader:
             if char == "\\":
                 self._take()
                 following = self._take()
-                parts.append("" if following == "\n" else following if following in '$`"\\' else "\\" + following)
+                parts.append(
+                    ""
+                    if following == "\n"
+                    else following
+                    if following in '$`"\\'
+                    else "\\" + following
+                )
             elif char == "`":
                 self._take()
                 self._until("`", escapes=True)

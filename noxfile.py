@@ -1,0 +1,137 @@
+"""Checks of verl-p40. `python3 scripts/test.py` makes the environment and runs the usual ones.
+
+Sessions run in `.venv`, which they bring up to date first, except `tests`, which has an
+environment per Python version. Everything is installed from hashed locks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import bootstrap  # noqa: E402 - the clone's own set-up, shared with scripts/
+
+os.environ["UV_PYTHON_DOWNLOADS"] = "never"
+nox.needs_version = ">=2024.4"
+nox.options.default_venv_backend = "uv"
+nox.options.reuse_venv = "yes"
+# A machine with one Python runs the tests on that one; nox says which it skipped and why.
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["lint", "tests", "lock", "audit", "patches", "train"]
+
+PYTHONS = ["3.10", "3.11"]
+
+
+def _venv(session: nox.Session) -> str:
+    """`.venv` with locks/dev.txt; the folder of its programs."""
+    try:
+        bootstrap.make("dev.txt")
+    except bootstrap.BootstrapError as error:
+        session.error(f"{error} - {error.fix}")
+    session.env.pop("VIRTUAL_ENV", None)
+    return str(bootstrap.VENV / "bin")
+
+
+def _run(session: nox.Session, program: str, *arguments: str) -> None:
+    session.run(f"{_venv(session)}/{program}", *arguments, external=True)
+
+
+def _junit(name: str) -> list[str]:
+    """scripts/checks.py sums up what pytest counted; by hand there is no report."""
+    folder = os.environ.get("VERL_P40_JUNIT")
+    return [f"--junit-xml={folder}/{name}.xml"] if folder else []
+
+
+def _in_stack(session: nox.Session, name: str, *arguments: str) -> None:
+    """Run pytest inside the training stack, which is installed first where it is missing."""
+    _run(session, "verl-p40", "stack", "install", "--with-test")
+    prefix = session.run(
+        f"{bootstrap.VENV}/bin/verl-p40", "stack", "path", external=True, silent=True
+    )
+    python = f"{str(prefix).strip()}/bin/python"
+    session.run(
+        python,
+        "-m",
+        "pytest",
+        *_junit(name),
+        *arguments,
+        external=True,
+        env={"PYTHONPATH": str(ROOT / "src"), "VERL_P40_ENV": str(prefix).strip()},
+    )
+
+
+@nox.session(python=False)
+def lint(session: nox.Session) -> None:
+    """ruff check, ruff format --check, mypy --strict on the package."""
+    _run(session, "ruff", "check")
+    _run(session, "ruff", "format", "--check")
+    _run(session, "mypy")
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """Unit tests, without torch. Arguments go to pytest: nox -s tests -- -k locks"""
+    folder = Path(session.virtualenv.location)
+    stamp = folder / "verl-p40-stamp"
+    wanted = f"{bootstrap.stamp('dev.txt')} {session.python}"
+    if not (stamp.is_file() and stamp.read_text() == wanted):
+        try:
+            with bootstrap.alone():
+                bootstrap.install(bootstrap.get_uv(), folder, "dev.txt")
+        except bootstrap.BootstrapError as error:
+            session.error(f"{error} - {error.fix}")
+        stamp.write_text(wanted)
+    name = f"tests-{session.python}"
+    arguments = session.posargs or ["tests/unit"]
+    session.run("python", "-m", "pytest", *_junit(name), *arguments)
+
+
+@nox.session(python=False)
+def lock(session: nox.Session) -> None:
+    """Make the lock files from the pins. With -- --check: resolve again and fail on drift."""
+    _run(session, "python", "-m", "verl_p40.stack.locking", *session.posargs)
+
+
+@nox.session(python=False)
+def audit(session: nox.Session) -> None:
+    """Nothing in the patched stack may ask for Ampere without a reviewed reason."""
+    _run(session, "verl-p40", "stack", "install")
+    _run(session, "verl-p40", "audit", *session.posargs)
+
+
+@nox.session(python=False)
+def patches(session: nox.Session) -> None:
+    """The patch queue: verify against the pinned release, then prove every patch needed."""
+    _run(session, "verl-p40", "stack", "install", "--with-test")
+    _run(session, "verl-p40", "patches", "verify")
+    _run(session, "verl-p40", "patches", "prove", *session.posargs)
+
+
+@nox.session(python=False)
+def train(session: nox.Session) -> None:
+    """Real training runs on the CPU: kill and resume, precision tripwire, GRPO (minutes)."""
+    _in_stack(session, "train", *(session.posargs or ["tests/train", "-m", "train"]))
+
+
+@nox.session(python=False)
+def smoke(session: nox.Session) -> None:
+    """The stack imports, and one real PPO step runs (about a minute)."""
+    _run(session, "verl-p40", "stack", "install")
+    _run(
+        session,
+        *("verl-p40", "train", "cpu-demo", "--new", "--runs-dir", session.create_tmp()),
+        *("trainer.total_training_steps=1", "trainer.val_before_train=false"),
+        *("trainer.test_freq=-1", "trainer.save_freq=-1", *session.posargs),
+    )
+
+
+@nox.session(python=False)
+def demo(session: nox.Session) -> None:
+    """The CPU demo as a newcomer gets it: PPO raises greedy accuracy (about two minutes)."""
+    _run(session, "verl-p40", "train", "cpu-demo", "--new", *session.posargs)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import configparser
 import contextlib
-import glob
 import hashlib
 import html.parser
 import http.client
@@ -305,7 +304,7 @@ def uv_from_pip(folder: Path) -> Path:
     command = [*pip, "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary", ":all:", "--require-hashes", "--dest", str(folder)]
     command += ["--requirement", str(LOCKS / "bootstrap.txt")]
-    result = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    result = subprocess.run(command, env=env, capture_output=True, check=False)
     wheels = list(folder.glob("uv-*.whl"))
     if result.returncode != 0 or not wheels:
         words = result.stderr.decode(errors="replace").strip().splitlines()
@@ -320,12 +319,12 @@ def uv_from_pip(folder: Path) -> Path:
 def find_pip() -> list[str] | None:
     """A command that runs some pip: a module, or a wheel that Python or Debian keeps around."""
     candidates = [[sys.executable, "-m", "pip"]]
-    patterns = [
-        "/usr/share/python-wheels/pip-*.whl",
-        str(Path(os.__file__).parent / "ensurepip" / "_bundled" / "pip-*.whl"),
+    folders = [
+        Path("/usr/share/python-wheels"),
+        Path(os.__file__).parent / "ensurepip" / "_bundled",
     ]
-    for pattern in patterns:
-        candidates += [[sys.executable, f"{wheel}/pip"] for wheel in sorted(glob.glob(pattern))]
+    for folder in folders:
+        candidates += [[sys.executable, f"{wheel}/pip"] for wheel in folder.glob("pip-*.whl")]
     for candidate in candidates:
         with contextlib.suppress(OSError):
             said = subprocess.run([*candidate, "--version"], capture_output=True)

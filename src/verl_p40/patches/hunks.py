@@ -247,11 +247,11 @@ def _place(
     if not hunk.old:
         # Nothing to compare with: right for an empty file alone.
         return hunk, 0, Fit.CONFLICT if lines else Fit.EXACT, 0
-    if hunk.index >= floor and _matches(lines, hunk.old, hunk.index):
-        return hunk, hunk.index, Fit.EXACT, 0
+    # Around the place that the hunk before suggests, even if the stated one matches as well:
+    # text repeats, and this one is as far off as that one was.
     place = _nearest(lines, hunk.old, hunk.index + drift, floor)
     if place is not None:
-        return hunk, place, Fit.OFFSET, 0
+        return hunk, place, Fit.EXACT if place == hunk.index else Fit.OFFSET, 0
     # Before fuzz: a fuzzy fit would insert a second time what is already there.
     place = _nearest(lines, hunk.new, hunk.index + drift, floor)
     if place is not None:

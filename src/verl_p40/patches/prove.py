@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verl_p40.errors import TreeError, UsageError
+from verl_p40.patches.hunks import Fit
 from verl_p40.patches.lint import test_exists
-from verl_p40.patches.queue import Patch, Queue
-from verl_p40.patches.tree import apply_queue
+from verl_p40.patches.queue import Patch, Queue, plan_patches
+from verl_p40.patches.swap import copy_folder
+from verl_p40.patches.tree import PristineReader
 
 Outcome = Literal["passed", "failed", "error", "not run"]
 
@@ -87,7 +89,7 @@ def prove(
         queue: the queue.
         pristine: the unpacked pinned release; only read.
         root: the repository: the working directory of pytest.
-        scratch: an empty folder for trees and reports.
+        scratch: an existing empty folder for trees and reports.
         interpreter: what runs the tests.
         names: only these patches; empty means all.
         jobs: how many tests run at a time without their patch.
@@ -103,8 +105,9 @@ def prove(
     for patch in chosen:
         if not nodes[patch.name]:
             raise UsageError(f"{patch.path} has no Proved-By", fix="name the test that proves it")
-    whole = _copy(pristine, scratch / "all", queue)
-    apply_queue(whole, queue)
+    scratch.mkdir(parents=True, exist_ok=True)
+    whole = scratch / "all"
+    _build(pristine, whole, queue)
     # pytest runs nothing at all if one node does not exist.
     wanted = [node for node in dict.fromkeys(nodes.values()) if test_exists(root, node)]
     full = Outcomes({}, 0.0)
@@ -147,9 +150,9 @@ def _prove_one(
     timeout: float,
 ) -> Proof:
     node = patch.header.get("Proved-By")
-    tree = _copy(pristine, scratch / patch.name, queue)
+    tree = scratch / patch.name
     try:
-        report = apply_queue(tree, queue, without=[patch.name])
+        left_out, shifted = _build(pristine, tree, queue, without=[patch.name])
     except TreeError as error:
         hint = f"does a later patch need 'Depends: {patch.name}'?"
         problem = f"the rest does not apply without it ({error.message}); {hint}"
@@ -167,14 +170,27 @@ def _prove_one(
         evidence = message
     shutil.rmtree(tree)
     return Proof(
-        patch, full[0], without, report.left_out, report.shifted, problem, evidence,
+        patch, full[0], without, left_out, shifted, problem, evidence,
         outcomes.seconds,
     )  # fmt: skip
 
 
-def _copy(pristine: Path, tree: Path, queue: Queue) -> Path:
-    shutil.copytree(pristine / queue.project, tree / queue.project)
-    return tree
+def _build(
+    pristine: Path, tree: Path, queue: Queue, without: Sequence[str] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write a patched tree that nobody else uses; returns what was left out and what shifted."""
+    selection = queue.select(None, without)
+    plan = plan_patches(PristineReader(pristine, None), selection.patches)
+    plan.require(*((Fit.EXACT, Fit.OFFSET) if without else (Fit.EXACT,)))
+    tree.mkdir()
+    copy_folder(pristine / queue.project, tree / queue.project)
+    for name, content in plan.after.items():
+        (tree / name).unlink(missing_ok=True)
+        if content is not None:
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_bytes(content)
+    left_out = tuple(patch.path for patch in selection.left_out)
+    return left_out, tuple(line for fit in plan.fits for line in fit.details)
 
 
 def run_tests(
@@ -238,7 +254,7 @@ def judge(node: str, document: Mapping[str, Any]) -> tuple[Outcome, str]:
         return "error", f"verl was imported from {document['imported_from']}, not from the tree"
     for item in document["uncollected"]:
         if not item["node"] or node.startswith(item["node"]):
-            return "error", f"not collected: {_last_line(item['message'])}"
+            return "error", f"not collected: {_error_line(item['message'])}"
     reports = [
         t for t in document["tests"] if t["node"] == node or t["node"].startswith(f"{node}[")
     ]
@@ -257,5 +273,8 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:200]
 
 
-def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")[:200]
+def _error_line(text: str) -> str:
+    """The first line that pytest marks as an error, else the last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    marked = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return next(iter([*marked, *reversed(lines)]), "")[:200]

@@ -83,10 +83,12 @@ def refresh_queue(directory: Path, folder: Path, base: str | None = None) -> Ref
     _number(commits, old)
     released = _archive(git, start, directory.name)
     new = {commit.path: _patch_file(commit) for commit in commits}
-    if len(new) < len(commits):
-        names = [commit.path for commit in commits]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"{folder}: two commits are called {twice}", fix="rename one of them")
+    for position, commit in enumerate(commits):
+        if any(commit.name == other.name for other in commits[:position]):
+            raise UsageError(
+                f"{folder}: commit {commit.sha[:12]} is called {commit.name} as one before it",
+                fix=f"change its line '{TRAILER}: ...'",
+            )
     new[SERIES] = _series(old.get(SERIES, b"").decode("utf-8"), commits).encode()
     new[MANIFEST] = format_manifest({n: sha256(data) for n, data in released.items()}).encode()
     kept = {n: d for n, d in old.items() if "/" not in n and n not in new}
@@ -182,23 +184,34 @@ def _header_of_prose(message: str) -> str:
 
 
 def _without_noise(diff: bytes) -> bytes:
-    """Drop what says nothing here and changes with every rebase: hashes of blobs and modes.
+    """Drop what says nothing here and changes with every rebase: git's own header lines.
 
-    A file without hunks (empty, added or deleted) keeps its git lines: it has nothing else.
+    A patch with a file that has no hunks (empty, added or deleted) or another mode keeps them,
+    less the hashes of blobs: it cannot be told without them.
     """
-    files = re.split(rb"^(?=diff --git )", diff, flags=re.MULTILINE)
-    result = []
-    for text in files:
-        start = re.search(rb"^--- ", text, re.MULTILINE)
-        plain = b"\nnew file mode " not in text or b"\nnew file mode 100644\n" in text
-        changes_mode = re.search(rb"\A[^\n]*\nold mode ", text)
-        result.append(text[start.start() :] if start and plain and not changes_mode else text)
-    return b"".join(result)
+    files = [text for text in re.split(rb"^(?=diff --git )", diff, flags=re.MULTILINE) if text]
+    starts = [re.search(rb"^--- ", text, re.MULTILINE) for text in files]
+    heads = [text[: at.start()] if at else text for text, at in zip(files, starts, strict=True)]
+    special = re.compile(rb"^(?:old mode|new file mode (?!100644$))", re.MULTILINE)
+    if all(starts) and not any(special.search(head) for head in heads):
+        return b"".join(text[len(head) :] for text, head in zip(files, heads, strict=True))
+    clean = [re.sub(rb"^index [^\n]*\n", b"", head, flags=re.MULTILINE) for head in heads]
+    return b"".join(
+        new + text[len(head) :] for text, head, new in zip(files, heads, clean, strict=True)
+    )
 
 
 def _number(commits: Sequence[_Commit], old: dict[str, bytes]) -> None:
     """Keep the numbers where they ascend within a group, else count anew from its first one."""
-    for group in dict.fromkeys(commit.group for commit in commits):
+    groups = [commit.group for commit in commits]
+    for position, group in enumerate(groups[1:], start=1):
+        if group != groups[position - 1] and group in groups[: position - 1]:
+            name = f"{commits[position].sha[:12]} ({group}/{commits[position].name})"
+            raise UsageError(
+                f"commit {name} stands apart from its group {group}",
+                fix="move it: git rebase -i",
+            )
+    for group in dict.fromkeys(groups):
         members = [commit for commit in commits if commit.group == group]
         numbers = [commit.number or 0 for commit in members]
         if 0 in numbers or sorted(set(numbers)) != numbers:
@@ -272,6 +285,8 @@ def _check(staging: Path, project: str, git: Git, released: dict[str, bytes]) ->
         shutil.copytree(staging, with_name)
         queue = load_queue(with_name)
         plan = plan_patches(released.get, queue.patches).require(Fit.EXACT)
+    except TreeError as error:
+        raise TreeError(error.message.replace(f"{with_name}/", ""), fix=error.fix) from None
     finally:
         shutil.rmtree(with_name.parent, ignore_errors=True)
     wanted = _archive(git, "HEAD", project)

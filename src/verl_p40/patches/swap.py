@@ -102,6 +102,22 @@ def recover(folder: Path) -> bool:
     return restored
 
 
+def copy_folder(folder: Path, to: Path) -> None:
+    """Copy every file with its mode and times, links followed: ``to`` shares nothing with others.
+
+    Unlike ``shutil.copytree`` it stops at the first error and raises that one, so that a full
+    disk is known as such.
+    """
+    to.mkdir()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                copy_folder(Path(entry.path), to / entry.name)
+            else:
+                shutil.copy2(entry.path, to / entry.name)
+    shutil.copystat(folder, to)
+
+
 def swap_in(folder: Path) -> None:
     """Put :func:`next_folder` in the place of ``folder`` and remove the old content."""
     new = next_folder(folder)

@@ -26,7 +26,7 @@ from verl_p40.patches.marker import (
     write_marker,
 )
 from verl_p40.patches.queue import Queue, load_queue, plan_patches
-from verl_p40.patches.swap import exclusive, next_folder, previous_folder, swap_in
+from verl_p40.patches.swap import copy_folder, exclusive, next_folder, previous_folder, swap_in
 
 _CODE = (".py", ".so")
 """Unknown files with these endings can shadow or extend the package; others are data."""
@@ -264,8 +264,7 @@ def _write(
     staging = next_folder(package)
     contents = {name: reader(name) for name in reader.ours} | dict(changes)
     released = {name: reader(name) for name in changes}
-    # Real copies, links followed: nothing of the new folder is shared with anybody.
-    shutil.copytree(package, staging, symlinks=False)
+    copy_folder(package, staging)
     for leftover in (MARKER, PRISTINE):
         (staging / leftover).unlink(missing_ok=True)
     for name, content in contents.items():

@@ -94,3 +94,12 @@ def prepare_resume(folder: Path, step: int | None, *, keep: int | None) -> list[
     for old in doomed:
         shutil.rmtree(folder / f"global_step_{old}", ignore_errors=True)
     return doomed
+
+
+def remove_husks(folder: Path) -> None:
+    """Remove what verl leaves of a checkpoint that it deleted: a folder with ``data.pt`` alone."""
+    latest = tracked(folder)
+    for step in steps(folder):
+        checkpoint = folder / f"global_step_{step}"
+        if latest is not None and step < latest and not any(checkpoint.glob("*/*")):
+            shutil.rmtree(checkpoint, ignore_errors=True)

@@ -54,6 +54,13 @@ def check_batches(config: Mapping[str, Any]) -> list[str]:
             f"among {workers} workers",
             fix=f"data.train_batch_size={_up(batch, workers)}",
         )
+    parallel = _positive(config, "actor_rollout_ref.rollout.tensor_model_parallel_size")
+    if workers % parallel:
+        raise UsageError(
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size ({parallel}) does not divide "
+            f"the number of workers ({workers})",
+            fix="actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+        )
     warnings = _check_model(config, "actor_rollout_ref.actor", batch, samples, workers)
     _check_micro_set(config, "actor_rollout_ref.rollout", "log_prob_micro_batch_size")
     if uses_reference(config):

@@ -54,8 +54,7 @@ _NOT_IN_DIGEST = ("verl_p40",)
 class Composed:
     """A preset with its overrides, resolved.
 
-    ``config`` has no interpolation left. ``digest`` is the sha256 of what it computes: two
-    commands with the same digest are the same run.
+    ``config`` has no interpolation left.
     """
 
     preset: str
@@ -65,15 +64,12 @@ class Composed:
     overrides: tuple[str, ...]
     config: Config
 
-    @property
-    def digest(self) -> str:
-        body = {k: v for k, v in self.config.items() if k not in _NOT_IN_DIGEST}
-        canonical = json.dumps(body, sort_keys=True, default=str)
-        return hashlib.sha256(canonical.encode()).hexdigest()
 
-    @property
-    def run_id(self) -> str:
-        return f"{self.preset}-{self.digest[:6]}"
+def digest(config: Mapping[str, Any]) -> str:
+    """The sha256 of what a config computes: two commands with the same digest are the same run."""
+    body = {k: v for k, v in config.items() if k not in _NOT_IN_DIGEST}
+    canonical = json.dumps(body, sort_keys=True, default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def compose(preset: str, overrides: Sequence[str], verl_config: Path) -> Composed:

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from verl_p40.data import prepare
 from verl_p40.errors import DataError, TrainingError, TripwireError
 from verl_p40.stack import env as stack_env
 from verl_p40.stack.env import StackEnv
@@ -20,6 +21,7 @@ from verl_p40.train.compose import select, to_yaml
 from verl_p40.train.folder import RunFolder, file_text, write_whole
 from verl_p40.train.metrics import History, StepRow, cut_after
 from verl_p40.train.plan import Plan, Request, make_plan, python_version, stored_request
+from verl_p40.train.preparation import DataProgress, ViewReport
 from verl_p40.train.supervise import Attempt, Outcome, supervise
 from verl_p40.train.view import View
 from verl_p40.tripwire import record
@@ -134,7 +136,7 @@ def train(request: Request, view: View) -> Summary:
         return _finished(plan)
     stack = _ensure_stack(plan, view)
     patch_digest = source.check_tree(stack)
-    _ensure_data(plan, view)
+    _ensure_data(plan, stack, view)
     view.phase("checking model and data")
     report = preflight(stack, plan.config)
     rows = int(report["rows"])
@@ -147,24 +149,24 @@ def train(request: Request, view: View) -> Summary:
 
 
 def _ensure_stack(plan: Plan, view: View) -> StackEnv:
-    from verl_p40.stack.install import ensure
-
     view.phase("making sure of the training stack")
-    return ensure(plan.flavor)
+    return stack_env.ensure(plan.flavor, report=ViewReport(view))
 
 
-def _ensure_data(plan: Plan, view: View) -> None:
+def _ensure_data(plan: Plan, stack: StackEnv, view: View) -> None:
+    """Make the preset's data, unless the config has been pointed elsewhere altogether."""
     kind = plan.composed.about.data
     if kind == "none":
         return
-    from verl_p40.data import prepare
-
-    files = [select(plan.config, f"data.{split}_files") for split in ("train", "val")]
-    wanted = [*files, select(plan.config, "actor_rollout_ref.model.path")]
-    home = str(prepare.folder(kind))
-    if any(isinstance(path, str) and path.startswith(home) for path in wanted):
+    wanted = [
+        select(plan.config, "data.train_files"),
+        select(plan.config, "data.val_files"),
+        select(plan.config, "actor_rollout_ref.model.path"),
+    ]
+    home = prepare.default_folder(kind)
+    if any(isinstance(path, str) and Path(path).is_relative_to(home) for path in wanted):
         view.phase(f"preparing the {kind} data")
-        prepare.ensure(kind, progress=view.note)
+        prepare.ensure(kind, stack_env=stack, progress=DataProgress(kind, view))
 
 
 def preflight(stack: StackEnv, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,7 +222,7 @@ def _attempt(
         document = envinfo.collect(
             preset=plan.composed.preset,
             overrides=plan.composed.overrides,
-            digest=plan.composed.digest,
+            digest=plan.digest,
             command=command,
             environ=added,
             stack=stack,

@@ -19,6 +19,7 @@ from verl_p40.train.compose import (
     assign,
     compose,
     differing_keys,
+    digest,
     nearest_keys,
     select,
 )
@@ -41,6 +42,10 @@ EXTENDABLE = frozenset(
         "trainer.max_actor_ckpt_to_keep",
         "trainer.max_critic_ckpt_to_keep",
         "ray_init.num_cpus",
+        # Where the tripwire is hung in.
+        "actor_rollout_ref.model.external_lib",
+        "critic.model.external_lib",
+        "reward_model.model.external_lib",
     }
 )
 """Settings that may change between two attempts at one run: how long and how watched it is."""
@@ -70,6 +75,7 @@ class Plan:
 
     composed: Composed
     config: Config
+    digest: str
     run: RunFolder
     action: Action
     step: int
@@ -167,7 +173,8 @@ def make_plan(request: Request, verl_config: Path) -> Plan:
     _ensure_file_logger(config)
     _check_estimator(config)
     warnings = checks.check_batches(config)
-    base = _folder(request, request.run or composed.run_id)
+    identity = digest(config)
+    base = _folder(request, request.run or f"{composed.preset}-{identity[:6]}")
     run = next_free(base) if request.new else base
     assign(config, "trainer.default_local_dir", str(run.checkpoints))
     run.check_free()
@@ -175,6 +182,7 @@ def make_plan(request: Request, verl_config: Path) -> Plan:
     return Plan(
         composed=composed,
         config=config,
+        digest=identity,
         run=run,
         action=action,
         step=step,

@@ -21,16 +21,19 @@ _CONFIG = Path("verl") / "trainer" / "config"
 def config_folder(stack: StackEnv | None, say: Callable[[str], None] = lambda text: None) -> Path:
     """The folder of verl's ``ppo_trainer.yaml``, patched.
 
-    From the installed stack where there is one, else from the pinned wheel alone (7 MB), which
+    From the installed stack where that is up to date, else from the pinned wheel alone (7 MB), which
     is fetched by hash, patched once, and kept: a dry run needs no training stack.
 
     Raises:
         NetworkError, TreeError: the release cannot be had, or the queue does not apply.
     """
-    if stack is not None:
-        check_tree(stack)
-        return stack.site_packages / _CONFIG
     queue = load_queue()
+    if stack is not None:
+        state = tree_state(stack.site_packages, queue)
+        if state.kind == "patched" and state.digest == queue.digest:
+            return stack.site_packages / _CONFIG
+        if state.kind == "foreign":
+            check_tree(stack)
     release = pins.load().find_release("verl")
     trees = paths.cache_home() / "trees"
     target = trees / f"verl-{release.version}-{release.sha256[:8]}-{queue.digest[:12]}"

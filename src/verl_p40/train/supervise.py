@@ -92,6 +92,7 @@ class _Follower:
         if saved is not None and saved != self.saved:
             self.saved = saved
             self.attempt.run.add_event("checkpoint", step=saved)
+            checkpoints.remove_husks(self.attempt.run.checkpoints)
         self.view.phase(self.phases.current)
         self.view.tick(rss=self.rss)
 

@@ -71,6 +71,9 @@ def clock(seconds: float) -> str:
 class View(Protocol):
     """Where the supervisor reports to."""
 
+    patience: float
+    """Seconds to leave between two phases that only count up."""
+
     def note(self, text: str) -> None:
         """Say one line that stays."""
 
@@ -89,6 +92,8 @@ class View(Protocol):
 
 class PlainView:
     """One aligned line a step, for logs and pipes."""
+
+    patience = 10.0
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -131,6 +136,8 @@ class PlainView:
 
 class LiveView:
     """A table of the last steps with a progress bar and the time left."""
+
+    patience = 0.2
 
     def __init__(self, console: Console, *, rows: int = 15) -> None:
         self._console = console

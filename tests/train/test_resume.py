@@ -1,0 +1,95 @@
+"""kill -9 anyone at any time; the same command goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+from conftest import START, Cli, processes_of, wait_for
+
+from verl_p40.train import checkpoints
+from verl_p40.train.folder import RunFolder
+from verl_p40.train.metrics import History
+
+
+def _only_run(cli: Cli) -> RunFolder | None:
+    found = [p for p in cli.runs.glob("*") if (p / "env.json").exists()]
+    assert len(found) <= 1, f"the same command made another folder: {found}"
+    return RunFolder(found[0]) if found else None
+
+
+def _trainer_pid(supervisor: int) -> int:
+    for child in psutil.Process(supervisor).children():
+        if "verl.trainer.main_ppo" in " ".join(child.cmdline()):
+            return child.pid
+    raise AssertionError("the supervisor has no trainer")
+
+
+def _trained_past(cli: Cli, saved: int) -> RunFolder | None:
+    """The run once a checkpoint of step ``saved`` or later, and one more step, are there."""
+    run = _only_run(cli)
+    if run is None:
+        return None
+    step = checkpoints.tracked(run.checkpoints) or 0
+    ahead = History.read(run.metrics).last_step > step
+    return run if step >= saved and ahead else None
+
+
+def _all_gone(folder: Path) -> bool:
+    return not processes_of(folder)
+
+
+def test_killed_trainer_and_killed_supervisor_are_resumed(cli: Cli) -> None:
+    words = (str(cli.preset), "trainer.total_training_steps=40", "trainer.total_epochs=50")
+
+    # A first attempt, whose trainer dies without a word.
+    first = cli.start(*words)
+    run = wait_for(lambda: _trained_past(cli, 2), START, "a checkpoint")
+    rival = cli.run(*words)
+    assert rival.returncode == 8, rival.stdout
+    assert f"in use by process {first.pid}" in rival.stdout
+    os.kill(_trainer_pid(first.pid), signal.SIGKILL)
+    said, _ = first.communicate(timeout=60)
+    assert first.returncode == 9, said
+    assert "killed by SIGKILL" in said
+    assert _all_gone(cli.home), processes_of(cli.home)
+    saved = checkpoints.newest(run.checkpoints, critic=True)
+    assert saved is not None
+
+    # The same command goes on; its supervisor dies this time, and takes everything with it.
+    second = cli.start(*words)
+    wait_for(lambda: _trained_past(cli, saved + 2), START, "a later checkpoint")
+    os.kill(second.pid, signal.SIGKILL)
+    said, _ = second.communicate(timeout=60)
+    assert f"resuming {run.path} from step {saved} of 40" in said
+    wait_for(lambda: _all_gone(cli.home), 30, "Ray to be gone")
+    again = checkpoints.newest(run.checkpoints, critic=True)
+    assert again is not None
+    assert again > saved
+
+    # A half-written metrics line and checkpoint, as a kill can leave them.
+    with run.metrics.open("ab") as file:
+        file.write(b'{"step": 99, "da')
+    torn = run.checkpoints / f"global_step_{again + 2}" / "actor"
+    torn.mkdir(parents=True, exist_ok=True)
+    (torn / "model_world_size_1_rank_0.pt").write_bytes(b"PK\x03\x04 cut off")
+
+    third = cli.run(*words)
+    assert third.returncode == 0, third.stdout
+    assert f"resuming {run.path} from step {again} of 40" in third.stdout
+    assert _all_gone(cli.home)
+
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 41))
+    events = [e["event"] for e in run.read_events()]
+    assert events[0] == "start"
+    assert events.count("resume") == 2
+    assert events[-1] == "end"
+    assert checkpoints.tracked(run.checkpoints) == 40
+
+    fourth = cli.run(*words)
+    assert fourth.returncode == 0, fourth.stdout
+    assert "already finished" in fourth.stdout

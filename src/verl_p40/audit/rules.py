@@ -86,8 +86,8 @@ _ALL = (
     Rule(
         "chunked-prefill",
         "vLLM chunked prefill is on",
-        "a chunk that continues a prompt goes through the Triton prefix_prefill kernel, which "
-        "does not fit 49,152 bytes of shared memory in FP32",
+        "with it vLLM V0 gives every prompt a block table, and xFormers then calls the Triton "
+        "prefix_prefill kernel, which does not fit 49,152 bytes of shared memory in FP32",
     ),
     Rule(
         "remove-padding",

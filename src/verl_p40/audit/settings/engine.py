@@ -301,7 +301,7 @@ def _config_name(run: Run) -> Iterator[SettingFinding]:
         yield SettingFinding(
             "wrong", "megatron-config", f"--config-name {run.config_name}", run.line,
             "Megatron and Transformer Engine need sm_70 or sm_80; the P40 path is FSDP",
-            "--config-name ppo_trainer", "verl/trainer/main_ppo.py:107",
+            "--config-name ppo_trainer", "verl/trainer/main_ppo.py:108",
         )  # fmt: skip
 
 

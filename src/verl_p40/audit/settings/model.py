@@ -90,6 +90,8 @@ class SettingRule(_Strict):
     message: str = Field(min_length=15)
     replacement: str = ""
     source: str = Field(min_length=5)
+    says: str = ""
+    """What the line that ``source`` cites first (``path:line``) holds: a test reads it there."""
 
     @field_validator("value", "not_value", "program")
     @classmethod

@@ -191,6 +191,15 @@ def batch() -> Any:
 
 
 @pytest.fixture
+def prompts(batch: Any) -> Any:
+    """The prompts of ``batch`` alone: what a rollout starts from."""
+    prompts = batch.select(["input_ids", "attention_mask", "position_ids"])
+    for key in ("input_ids", "attention_mask", "position_ids"):
+        prompts.batch[key] = prompts.batch[key][:, :PROMPT_LENGTH]
+    return prompts
+
+
+@pytest.fixture
 def half_precision_ops() -> Any:
     """A dispatch mode that records operators which made half-precision tensors."""
     import torch

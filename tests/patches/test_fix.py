@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 
 
-def test_hf_rollout_sharding_manager_has_timing(worker_config: Any, batch: Any) -> None:
+def test_hf_rollout_sharding_manager_has_timing(worker_config: Any, prompts: Any) -> None:
     from verl.workers.fsdp_workers import ActorRolloutRefWorker
 
     worker = ActorRolloutRefWorker(worker_config().actor_rollout_ref, role="actor_rollout")
     worker.init_model()
-    prompts = batch.select(["input_ids", "attention_mask", "position_ids"])
-    for key in ("input_ids", "attention_mask", "position_ids"):
-        prompts.batch[key] = prompts.batch[key][:, :8]
     output = worker.generate_sequences(prompts)
     assert output.batch["responses"].shape == (4, 6)
     assert output.meta_info["timing"]["generate_sequences"] > 0
@@ -106,3 +103,32 @@ def test_checkpoint_tracker_survives_a_kill(
     with pytest.raises(Killed):
         trainer._save_checkpoint()
     assert find_latest_ckpt_path(str(tmp_path)) == str(tmp_path / "global_step_3")
+
+
+def test_offloaded_actor_is_loaded_for_the_hf_rollout(
+    worker_config: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU there is nowhere to move, so the order of the moves is what can be seen."""
+    from verl.workers import fsdp_workers
+
+    worker = fsdp_workers.ActorRolloutRefWorker(
+        worker_config("actor_rollout_ref.actor.fsdp_config.param_offload=True").actor_rollout_ref,
+        role="actor_rollout",
+    )
+    worker.init_model()
+    order: list[str] = []
+
+    def record(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            order.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    record(fsdp_workers, "load_fsdp_model_to_gpu")
+    record(fsdp_workers, "offload_fsdp_model_to_cpu")
+    record(worker.rollout, "generate_sequences")
+    worker.generate_sequences(prompts)
+    assert order == ["load_fsdp_model_to_gpu", "generate_sequences", "offload_fsdp_model_to_cpu"]

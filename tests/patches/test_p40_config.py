@@ -17,6 +17,14 @@ def test_rollout_dtype_defaults_to_float32(compose: Any) -> None:
     assert compose(name="generation").rollout.dtype == "float32"
 
 
+def test_no_chunked_prefill_by_default(compose: Any) -> None:
+    """And vLLM's condition for that holds: all tokens of the longest sequence in one batch."""
+    rollout = compose().actor_rollout_ref.rollout
+    assert rollout.enable_chunked_prefill is False
+    assert rollout.max_num_batched_tokens >= rollout.prompt_length + rollout.response_length
+    assert compose(name="generation").rollout.enable_chunked_prefill is False
+
+
 def test_actor_is_not_compiled_by_default(worker_config: Any) -> None:
     import torch
     import verl.utils.torch_functional as verl_F

@@ -15,7 +15,8 @@ from verl_p40.stack import http
 from verl_p40.stack.hold import exclusive
 from verl_p40.stack.http import RetryableError, RetryPolicy
 
-CHUNK = 1 << 18
+CHUNK = 1 << 15
+"""Bytes a read. A connection that breaks loses what its last read had gathered: keep it small."""
 
 OnBytes = Callable[[int], None]
 """Told about each piece: bytes more than :func:`part_size` said before (negative: thrown away)."""

@@ -21,9 +21,9 @@ import pytest
 # The stack's interpreter has verl; our package comes from this checkout.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src")]
 
-import tiny
+import tiny  # noqa: E402
 
-from verl_p40.stack import paths
+from verl_p40.stack import paths  # noqa: E402
 
 START = 600.0
 """Seconds until a run must have trained a step, on a machine that is busy with other things."""

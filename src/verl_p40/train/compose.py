@@ -120,7 +120,22 @@ def assign(config: Config, key: str, value: Any) -> None:
 
 def to_yaml(config: Mapping[str, Any]) -> str:
     """The config as hydra reads it back: text that looks like an interpolation stays text."""
-    return yaml.safe_dump(_escaped(config), sort_keys=False, allow_unicode=True, width=120)
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(dict(config))))
+
+
+def from_yaml(text: str) -> Config:
+    """Read back what :func:`to_yaml` wrote.
+
+    Raises:
+        ValueError: it is not a mapping in YAML.
+    """
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(_one_line(error)) from error
+    if not isinstance(loaded, dict):
+        raise ValueError("not a mapping")
+    return {str(key): value for key, value in loaded.items()}
 
 
 def _escaped(node: Any) -> Any:

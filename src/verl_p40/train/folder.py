@@ -14,9 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from verl_p40.errors import BusyError, DataError, MachineError
+from verl_p40.train.compose import from_yaml
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -79,12 +78,11 @@ class RunFolder:
             DataError: the file is damaged.
         """
         try:
-            loaded = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise DataError(f"{self.config} cannot be read: {error}") from error
-        if not isinstance(loaded, dict):
-            raise DataError(f"{self.config} is not a config", fix="start another with --new")
-        return loaded
+            return from_yaml(self.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{self.config} cannot be read: {error}", fix="start another run with --new"
+            ) from error
 
     def read_env(self) -> dict[str, Any]:
         """``env.json``, or an empty mapping where there is none."""

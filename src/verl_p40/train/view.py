@@ -157,8 +157,10 @@ class LiveView:
         self._live.console.print(escape(text))
 
     def phase(self, text: str) -> None:
-        if text != self._phase:
-            self._phase, self._phase_since = text, time.monotonic()
+        # "downloading: 3 of 9 files" goes on being the same work: its clock runs on.
+        if text.split(":")[0] != self._phase.split(":")[0]:
+            self._phase_since = time.monotonic()
+        self._phase = text
 
     def step(self, row: StepRow, *, total: int | None, rss: int) -> None:
         self._total, self._rss = total, rss

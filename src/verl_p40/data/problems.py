@@ -16,7 +16,7 @@ Operation = Literal["+", "-", "*"]
 
 OPERATIONS: Final[tuple[Operation, ...]] = ("+", "-", "*")
 
-FIRST: Final = range(3, 13)
+FIRST: Final = range(3, 11)
 """The first number of a problem. The second is smaller, so that no answer is negative."""
 
 SECOND: Final = range(2, 10)

@@ -38,7 +38,9 @@ def final_answer(answer: str) -> str | None:
     return number if _NUMBER.fullmatch(number) else None
 
 
-def make_row(question: str, answer: str, ground_truth: str, split: str, index: int) -> dict[str, Any]:
+def make_row(
+    question: str, answer: str, ground_truth: str, split: str, index: int
+) -> dict[str, Any]:
     """One row in verl's schema; the prompt is ``question``, a space and the instruction."""
     return {
         "data_source": DATA_SOURCE,

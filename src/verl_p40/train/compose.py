@@ -90,7 +90,9 @@ def compose(preset: str, overrides: Sequence[str], verl_config: Path) -> Compose
         for override in parsed:
             _check_key(override, plain)
         try:
-            composed = hydra_compose(path.stem, overrides=[search, *overrides])
+            composed = plain
+            if overrides:
+                composed = hydra_compose(path.stem, overrides=[search, *overrides])
         except (HydraException, OmegaConfBaseException) as error:
             raise UsageError(f"overrides: {_one_line(error)}") from error
         config = _guarded(lambda: _resolve(composed), path.name)

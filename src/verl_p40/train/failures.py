@@ -10,6 +10,9 @@ from dataclasses import dataclass
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY_PREFIX = re.compile(r"^\([\w.:<>-]+ pid=\d+(?:, ip=[\d.]+)?\)\s?")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_METRICS = re.compile(r"step:\d+ - ")
+"""verl's console logger: a kilobyte of numbers a step, which metrics.jsonl has too."""
+_WIDTH = 400
 _TRACEBACK = "Traceback (most recent call last):"
 _ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:\((?P<inner>[\w.]+)\))?(?::\s?(?P<text>.*))?$")
 _FOLLOWERS = ("ActorDiedError", "WorkerCrashedError", "RaySystemError", "ActorUnavailableError")
@@ -44,16 +47,18 @@ def explain(log: str, *, around: int = 12) -> Failure:
     """Find the error in a log.
 
     The first traceback whose error is not Ray's report of a dead process counts; then a line
-    with a known sign of a killed process; then the last lines.
+    with a known sign of a killed process; else the log names none, and its last lines follow.
+    Metrics and overlong lines are left out or cut.
     """
     lines = [clean(line) for line in log.splitlines()]
+    lines = [line[:_WIDTH] for line in lines if not _METRICS.match(line)]
     errors = _errors(lines)
     causes = [e for e in errors if not any(name in lines[e] for name in _FOLLOWERS)]
     for index in [*causes, *_signs(lines), *errors]:
         start = max(0, index - around + 1)
         return Failure(lines[index], tuple(line for line in lines[start : index + 1] if line))
     last = [line for line in lines if line][-around:]
-    return Failure(last[-1] if last else "the log is empty", tuple(last))
+    return Failure("the log names no error", tuple(last))
 
 
 def _errors(lines: Sequence[str]) -> list[int]:

@@ -174,7 +174,8 @@ def make_plan(request: Request, verl_config: Path) -> Plan:
     _check_estimator(config)
     warnings = checks.check_batches(config)
     identity = digest(config)
-    base = _folder(request, request.run or f"{composed.preset}-{identity[:6]}")
+    default = f"{composed.preset}-{identity[:6]}"
+    base = _folder(request, default if request.run is None else request.run)
     run = next_free(base) if request.new else base
     assign(config, "trainer.default_local_dir", str(run.checkpoints))
     run.check_free()

@@ -61,9 +61,13 @@ def test_a_dead_actor_when_there_is_nothing_better() -> None:
     assert explain(DIED).headline.startswith("ray.exceptions.ActorDiedError: The actor died")
 
 
-def test_no_traceback_gives_the_last_line() -> None:
-    assert explain("one\n\ntwo\n\n").headline == "two"
-    assert explain("").headline == "the log is empty"
+def test_without_an_error_the_last_lines_speak() -> None:
+    found = explain("one\n\n(TaskRunner pid=4) step:5 - actor/entropy:4.575\ntwo" + "o" * 999)
+    assert found.headline == "the log names no error"
+    assert found.lines[0] == "one"
+    assert len(found.lines) == 2
+    assert len(found.lines[1]) == 400
+    assert explain("").lines == ()
 
 
 def test_chained_errors_give_the_first() -> None:

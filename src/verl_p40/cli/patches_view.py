@@ -114,12 +114,13 @@ def print_matrix(matrix: Matrix, as_json: bool) -> None:
         print_json({"proven": matrix.proven, "proofs": rows})
         return
     names = [_short(proof.patch) for proof in matrix.proofs]
-    table = _table(names, "with all", "without", "verdict")
+    table = _table(names, "with all, without it: why")
     for name, proof in zip(names, matrix.proofs, strict=True):
         also = len(proof.left_out) - 1
-        without = proof.without + (f" (and {also} that need it)" if also else "")
         color, text = ("red", proof.problem) if proof.problem else ("green", proof.evidence)
-        table.add_row(name, proof.with_all, without, f"[{color}]{escape(text)}[/]")
+        row = f"{proof.with_all}, {proof.without}"
+        row += f" (with {also} that need it)" if also else ""
+        table.add_row(name, f"[{color}]{escape(row)}[/]: {escape(text)}")
     out = console()
     out.print(table)
     bad = sum(bool(proof.problem) for proof in matrix.proofs)

@@ -281,7 +281,8 @@ class Plan:
         """
         bad = [fit for fit in self.fits if fit.fit not in allowed]
         if bad:
-            more = f" (and {len(bad) - 1} more patches)" if len(bad) > 1 else ""
+            more = ", ".join(fit.patch.path for fit in bad[1:])
+            more = f" (nor do: {more})" if more else ""
             raise TreeError(
                 f"{bad[0].patch.path} does not fit: {'; '.join(bad[0].details)}{more}",
                 fix="verl-p40 patches verify checks the queue against the pinned release",

@@ -122,9 +122,10 @@ def _distinct(
     while True:
         for operation in OPERATIONS:
             problem = _tell(rng, rng.choice(by_operation[operation]))
-            if problem.question not in seen:
-                seen.add(problem.question)
-                yield problem
+            while problem.question in seen:
+                problem = _tell(rng, rng.choice(by_operation[operation]))
+            seen.add(problem.question)
+            yield problem
 
 
 def make_problems(seed: int, train: int, test: int) -> tuple[list[Problem], list[Problem]]:

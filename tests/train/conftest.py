@@ -148,11 +148,20 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_for(check: Callable[[], Any], seconds: float, what: str) -> Any:
+def wait_for(
+    check: Callable[[], Any],
+    seconds: float,
+    what: str,
+    process: subprocess.Popen[str] | None = None,
+) -> Any:
+    """Wait until ``check`` gives something; an end of ``process`` before that is a failure."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = check()
         if value:
             return value
+        if process is not None and process.poll() is not None:
+            assert process.stdout is not None
+            raise AssertionError(f"waited for {what}, and it ended: {process.stdout.read()}")
         time.sleep(0.1)
     raise AssertionError(f"waited {seconds:.0f} s for {what}")

@@ -47,7 +47,7 @@ def test_killed_trainer_and_killed_supervisor_are_resumed(cli: Cli) -> None:
 
     # A first attempt, whose trainer dies without a word.
     first = cli.start(*words)
-    run = wait_for(lambda: _trained_past(cli, 2), START, "a checkpoint")
+    run = wait_for(lambda: _trained_past(cli, 2), START, "a checkpoint", first)
     rival = cli.run(*words)
     assert rival.returncode == 8, rival.stdout
     assert f"in use by process {first.pid}" in rival.stdout
@@ -61,7 +61,7 @@ def test_killed_trainer_and_killed_supervisor_are_resumed(cli: Cli) -> None:
 
     # The same command goes on; its supervisor dies this time, and takes everything with it.
     second = cli.start(*words)
-    wait_for(lambda: _trained_past(cli, saved + 2), START, "a later checkpoint")
+    wait_for(lambda: _trained_past(cli, saved + 2), START, "a later checkpoint", second)
     os.kill(second.pid, signal.SIGKILL)
     said, _ = second.communicate(timeout=60)
     assert f"resuming {run.path} from step {saved} of 40" in said

@@ -26,6 +26,15 @@ _REMOVED = (
     "MASTER_PORT",
 )
 
+_RAY_PATIENCE = {
+    # Ray gives its helpers 30 s and its workers 60 s to register, then its node ends itself
+    # ("Failed to register worker to Raylet: End of file"). Importing torch from a cold disk on
+    # two busy cores takes longer; both limits were met in tests.
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_health_check_timeout_ms": "120000",
+}
+
 
 def additions(
     about: About, run: RunFolder, *, ray_tmp: Path, chained: str | None, device: str
@@ -42,6 +51,7 @@ def additions(
         "VERL_FILE_LOGGER_PATH": str(run.metrics),
         "RAY_TMPDIR": str(ray_tmp),
         "RAY_USAGE_STATS_ENABLED": "0",
+        **_RAY_PATIENCE,
         # Whole lines of every worker in train.log: none left out, none coloured.
         "RAY_DEDUP_LOGS": "0",
         "RAY_COLOR_PREFIX": "0",

@@ -238,8 +238,8 @@ def _comparison(rule: SettingRule, run: Run, effective: Effective) -> Iterator[S
 def _unknown(override: Override, known: verl_keys.Keys) -> Iterator[SettingFinding]:
     """Keys that nobody reads, and prefixes that hydra refuses."""
     key, prefix = override.key, override.prefix
-    if "@" in key or "/" in key or prefix == "~":  # config groups and removals
-        return
+    if "@" in key or "/" in key or prefix == "~" or key.startswith("hydra."):
+        return  # config groups, removals, hydra's own settings
     source = "hydra 1.3 override grammar; verl 0.4.1 " + known.program + ".yaml and code"
     if known.in_yaml(key):
         if (

@@ -96,7 +96,10 @@ class SettingRule(_Strict):
     @field_validator("value", "not_value", "program")
     @classmethod
     def _regex(cls, text: str) -> str:
-        re.compile(text)
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from error
         return text
 
     @field_validator("supported")

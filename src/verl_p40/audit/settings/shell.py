@@ -267,7 +267,7 @@ class _Reader:
 
     def _word(self) -> list[Word]:
         """The next word; an array expansion gives as many as it has, each with its own line."""
-        line = self._line
+        line, start = self._line, self._at
         parts: list[str] = []
         several: list[Word] = []
         while self._at < len(self._text):
@@ -295,8 +295,8 @@ class _Reader:
                 parts.append(self._take())
         if several:
             return several
-        if not parts and self._at < len(self._text) and self._peek() in "()":
-            self._take()  # never stand still on odd input
+        if self._at == start:  # never stand still on odd input
+            self._take()
         return [Word("".join(parts), line)]
 
     def _double(self, parts: list[str]) -> list[Word]:

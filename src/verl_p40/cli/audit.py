@@ -170,10 +170,10 @@ def _show(out: Console, report: Report, every: bool) -> None:
         f"{report.seconds:.1f} s: {escape(report.origin)}"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("rule")
+    table.add_column("rule", no_wrap=True)
     for status in Status:
         table.add_column(status.value, justify="right", style=_STYLE[status])
-    table.add_column("what")
+    table.add_column("what", no_wrap=True, overflow="ellipsis")
     for rule, counts in report.by_rule().items():
         cells = [str(counts[status] or "·") for status in Status]
         table.add_row(rule, *cells, RULES[rule].title)

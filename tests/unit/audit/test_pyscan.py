@@ -51,7 +51,10 @@ HITS = [
     ("m = importlib.import_module('flash_attn.layers')", "flash-attn-import"),
     ("m = importlib.util.find_spec('flash_attn')", "flash-attn-import"),
     ("from transformers.integrations import flash_attention", "flash-attn-import"),
-    ("m = M.from_pretrained(p, attn_implementation='flash_attention_2')", "flash-attn-implementation"),
+    (
+        "m = M.from_pretrained(p, attn_implementation='flash_attention_2')",
+        "flash-attn-implementation",
+    ),
     ("x = 'flash_attention_2'", "flash-attn-implementation"),
     ("m = M.from_pretrained(p, use_flash_attention_2=True)", "flash-attn-implementation"),
     ("y = flash_attn_varlen_func(q, k, v)", "flash-attn-use"),

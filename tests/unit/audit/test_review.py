@@ -231,7 +231,9 @@ defects:
     contains: ["range(0, n)"]
     reason: counts the wrong rows
 """
-    bad = "class Manager:\n    def run(self, n):\n        for i in range(0,  n):\n            pass\n"
+    bad = (
+        "class Manager:\n    def run(self, n):\n        for i in range(0,  n):\n            pass\n"
+    )
     good = "class Manager:\n    timing = {}\n    def run(self, n):\n        pass\n"
     found = _audit(text, _tree({"demo/core.py": bad})).findings
     defects = [(f.code, f.line, f.qualname) for f in found if f.rule == "upstream-defect"]
@@ -278,9 +280,12 @@ def test_relative_imports_and_parents_are_followed() -> None:
         }
     )
     found = reachable(tree, ["demo.main"], set())
-    assert {"demo/main.py", "demo/fast/kernel.py", "demo/fast/__init__.py", "demo/lonely.py"} <= set(
-        found
-    )
+    assert {
+        "demo/main.py",
+        "demo/fast/kernel.py",
+        "demo/fast/__init__.py",
+        "demo/lonely.py",
+    } <= set(found)
 
 
 def _review() -> Reviewed:

@@ -186,14 +186,22 @@ def test_variables_are_found_wherever_they_are_set(text: str) -> None:
 
 
 def test_values_follow_variables_arrays_and_references() -> None:
-    text = "N=64\nARGS=(data.train_batch_size=32)\n" + HF + f'{A}.ppo_mini_batch_size=$N "${{ARGS[@]}}"'
+    text = (
+        "N=64\nARGS=(data.train_batch_size=32)\n"
+        + HF
+        + f'{A}.ppo_mini_batch_size=$N "${{ARGS[@]}}"'
+    )
     found = {finding.rule: finding for finding in check_command(text)}
     assert set(found) == {"mini-above-train", "critic-mini-above-train"}
     assert "ppo_mini_batch_size=64" in found["critic-mini-above-train"].message
 
 
 def test_line_numbers_and_order() -> None:
-    text = "#!/bin/bash\nexport VLLM_DTYPE=float32\n" + HF.replace(" data.", " \\\n data.") + " \\\n ++trainer.foo=1\n"
+    text = (
+        "#!/bin/bash\nexport VLLM_DTYPE=float32\n"
+        + HF.replace(" data.", " \\\n data.")
+        + " \\\n ++trainer.foo=1\n"
+    )
     found = check_command(text)
     lines = text.splitlines()
     assert [f.line for f in found] == [2, 1 + next(i for i, x in enumerate(lines) if "foo" in x)]

@@ -86,7 +86,9 @@ def test_keys_said_to_be_unread_are_named_in_no_reader(sources: dict[str, list[s
 
 def test_sampling_parameters_are_those_of_vllm(sources: dict[str, list[str]]) -> None:
     module = ast.parse("\n".join(sources["vllm/sampling_params.py"]))
-    (body,) = [n.body for n in module.body if isinstance(n, ast.ClassDef) and n.name == "SamplingParams"]
+    (body,) = [
+        n.body for n in module.body if isinstance(n, ast.ClassDef) and n.name == "SamplingParams"
+    ]
     fields = {
         node.target.id
         for node in body
@@ -123,7 +125,9 @@ def test_vllm_variables(vllm_folder: Path, sources: dict[str, list[str]]) -> Non
 
 def test_verl_variables(unpatched: Path, patched: Path) -> None:
     (family,) = [f for f in rule_book().environments if f.prefix == "VERL_"]
-    named = {name for tree in (unpatched, patched) for name in keygen.environment_names(tree, "VERL_")}
+    named = {
+        name for tree in (unpatched, patched) for name in keygen.environment_names(tree, "VERL_")
+    }
     assert named == set(family.names)
 
 

@@ -106,6 +106,16 @@ def test_every_prefix_and_every_hole_of_a_script_ends_quickly() -> None:
         parse(SCRIPT[:cut])
         if cut % 3 == 0:
             parse(SCRIPT[:cut] + SCRIPT[cut + 1 :])
-    for odd in ("(" * 500, "${" * 500, "$(" * 500, "`" * 501, "<" * 500, ")" * 500, "\\", "$", "&&&|;;"):
+    for odd in (
+        "(" * 500,
+        "${" * 500,
+        "$(" * 500,
+        "`" * 501,
+        "<" * 500,
+        ")" * 500,
+        "\\",
+        "$",
+        "&&&|;;",
+    ):
         parse(odd)
     assert time.process_time() - started < 60

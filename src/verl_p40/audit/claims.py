@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from verl_p40.audit import yamlio
 from verl_p40.audit.imports import Edge, reachable
 from verl_p40.audit.reviewed import Entry, Reach, Reviewed, glob_regex
 from verl_p40.audit.trees import Tree
@@ -65,7 +66,7 @@ class Facts:
             data: Any = None
             if self._reviewed.config in self._tree.files:
                 try:
-                    data = yaml.safe_load(self._tree.read(self._reviewed.config))
+                    data = yamlio.load(self._tree.read(self._reviewed.config))
                 except yaml.YAMLError:  # reported as unreadable by the scan itself
                     data = None
             self._config = data if isinstance(data, dict) else {}

@@ -10,13 +10,8 @@ from typing import NamedTuple
 
 import yaml
 
-from verl_p40.audit import words
+from verl_p40.audit import words, yamlio
 from verl_p40.audit.model import Finding
-
-try:
-    from yaml import CSafeLoader as _Loader
-except ImportError:  # libyaml is optional in PyYAML's source builds
-    from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
 
 class _Scalar(NamedTuple):
@@ -31,20 +26,20 @@ class _Scalar(NamedTuple):
 
 def scan_yaml(path: str, data: bytes) -> list[Finding]:
     """Every site of a YAML file."""
-    if not words.PREFILTER.search(data):
+    if not words.relevant(data):
         return []
     text = data.decode("utf-8", "replace")
     try:
-        documents = list(yaml.compose_all(text, Loader=_Loader))
+        documents = yamlio.compose_all(text)
     except yaml.YAMLError as error:
         return [_unreadable(path, f"not YAML: {' '.join(str(error).split())}")]
-    scalars = [leaf for document in documents if document for leaf in _yaml_leaves(document, ())]
+    scalars = [leaf for document in documents for leaf in _yaml_leaves(document, ())]
     return _judge(path, text, scalars)
 
 
 def scan_json(path: str, data: bytes) -> list[Finding]:
     """Every site of a JSON file."""
-    if not words.PREFILTER.search(data):
+    if not words.relevant(data):
         return []
     text = data.decode("utf-8-sig", "replace")
     try:

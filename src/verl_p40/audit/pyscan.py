@@ -23,7 +23,7 @@ def parse(path: str, data: bytes) -> ast.Module:
 
 def scan(path: str, data: bytes) -> list[Finding]:
     """Every site of one Python file, in source order. ``path`` is kept as given."""
-    if not words.PREFILTER.search(data):
+    if not words.relevant(data):
         return []
     try:
         tree = parse(path, data)

@@ -15,14 +15,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from verl_p40.audit import yamlio
 from verl_p40.audit.model import Finding, Status
 from verl_p40.audit.rules import RULES
 from verl_p40.errors import UsageError
-
-try:
-    from yaml import CSafeLoader as _Loader
-except ImportError:
-    from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
 
 class _Strict(BaseModel):
@@ -155,7 +151,7 @@ def parse(text: str, origin: str) -> Reviewed:
         UsageError: it is not one; names the first thing that is wrong.
     """
     try:
-        data: Any = yaml.load(text, Loader=_Loader)
+        data: Any = yamlio.load(text)
         return Reviewed.model_validate(data)
     except yaml.YAMLError as error:
         raise UsageError(f"{origin}: not YAML: {' '.join(str(error).split())}") from error

@@ -15,7 +15,7 @@ _FLASH_PACKAGES = frozenset({"flash-attn", "flash_attn"})
 
 def scan(path: str, data: bytes) -> list[Finding]:
     """Every site of one shell script."""
-    if not words.PREFILTER.search(data):
+    if not words.relevant(data):
         return []
     script = shell.parse(data.decode("utf-8", "replace"))
     found = []

@@ -73,16 +73,30 @@ BACKEND_VALUES = {
 }
 DTYPE_KEYS = frozenset({"dtype", "torch_dtype", "model_dtype", "param_dtype", "kv_cache_dtype"})
 
-PREFILTER = re.compile(
-    rb"float16|bf16|fp16|\.half\b|[\"']half[\"']|:\s*half\b|=half\b|\bhalf\s*[,:]|HalfTensor|16-(?:mixed|true)"
-    rb"|float8|fp8|flash|attn_impl|torch\.compile|torch_compile|import.*\bcompile\b|_dynamo|_inductor"
-    rb"|triton|capability|autocast|GradScaler|from_config|torch_dtype"
-    rb"|[\"']auto[\"']|(?:[:=]|dtype)\s*auto\b"
-    rb"|transformer_engine|deep_gemm|deep_ep|sglang|sgl_kernel|liger|prefix_caching"
-    rb"|prefix-caching|chunked.prefill|remove_padding|rmpad|fused_kernels|\bfa3\b",
-    re.IGNORECASE,
-)
-"""A superset of every rule's trigger, to leave most files unparsed."""
+_TOKENS = (
+    b"float16", b"bf16", b"fp16", b"halftensor", b"16-mixed", b"16-true", b"float8", b"fp8",
+    b"flash", b"attn_impl", b"torch.compile", b"torch_compile", b"_dynamo", b"_inductor", b"triton",
+    b"capability", b"autocast", b"gradscaler", b"from_config", b"torch_dtype",
+    b"transformer_engine", b"deep_gemm", b"deep_ep", b"sglang", b"sgl_kernel", b"liger",
+    b"prefix_caching", b"prefix-caching", b"chunked_prefill", b"chunked-prefill",
+    b"remove_padding", b"rmpad", b"fused_kernels", b"fa3",
+)  # fmt: skip
+_RARER = {
+    b"half": re.compile(rb"\.half\b|[\"']half[\"']|[:=]\s*half\b|\bhalf\s*[,:]"),
+    b"compile": re.compile(rb"import[^\n]*\bcompile\b"),
+    b"auto": re.compile(rb"[\"']auto[\"']|(?:[:=]|dtype)\s*auto\b"),
+}
+
+
+def relevant(data: bytes) -> bool:
+    """Whether a file can hold a site: a cheap superset of every rule's trigger.
+
+    It leaves most files unparsed.
+    """
+    lowered = data.lower()
+    if any(token in lowered for token in _TOKENS):
+        return True
+    return any(word in lowered and regex.search(lowered) for word, regex in _RARER.items())
 
 
 def half_word(value: str) -> bool:

@@ -22,8 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from verl_p40.audit import yamlio
 from verl_p40.audit.pyscan import parse
 from verl_p40.audit.trees import Tree, open_trees
 
@@ -111,7 +110,7 @@ def yaml_keys(tree: Tree, path: str) -> dict[str, Any]:
         else:
             leaves[prefix] = node
 
-    walk(yaml.safe_load(tree.read(path)), "")
+    walk(yamlio.load(tree.read(path)), "")
     leaves.pop("hydra.searchpath", None)
     return leaves
 

@@ -12,6 +12,7 @@ import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from verl_p40.audit import yamlio
 from verl_p40.errors import UsageError
 
 Kind = Literal["no-op", "wrong", "harmful", "ok-note"]
@@ -156,7 +157,7 @@ def parse(text: str, origin: str) -> RuleBook:
         UsageError: it is not one; names the first thing that is wrong.
     """
     try:
-        data: Any = yaml.safe_load(text)
+        data: Any = yamlio.load(text)
         return RuleBook.model_validate(data)
     except yaml.YAMLError as error:
         raise UsageError(f"{origin}: not YAML: {' '.join(str(error).split())}") from error

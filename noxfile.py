@@ -23,7 +23,7 @@ nox.options.default_venv_backend = "uv"
 nox.options.reuse_venv = "yes"
 # A machine with one Python runs the tests on that one; nox says which it skipped and why.
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["lint", "tests", "lock", "audit", "patches", "train"]
+nox.options.sessions = ["lint", "tests", "lock", "audit", "patches", "stack", "train"]
 
 PYTHONS = ["3.10", "3.11"]
 
@@ -46,6 +46,12 @@ def _junit(name: str) -> list[str]:
     """scripts/checks.py sums up what pytest counted; by hand there is no report."""
     folder = os.environ.get("VERL_P40_JUNIT")
     return [f"--junit-xml={folder}/{name}.xml"] if folder else []
+
+
+def _arguments(session: nox.Session, *default: str) -> list[str]:
+    """What pytest is told: the default paths too, unless the arguments name some."""
+    named = any(Path(word.split("::")[0]).exists() for word in session.posargs)
+    return [*session.posargs] if named else [*default, *session.posargs]
 
 
 def _in_stack(session: nox.Session, name: str, *arguments: str) -> None:
@@ -76,7 +82,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Unit tests, without torch. Arguments go to pytest: nox -s tests -- -k locks"""
+    """Unit tests that need no torch. Arguments go to pytest: nox -s tests -- -k locks"""
     folder = Path(session.virtualenv.location)
     stamp = folder / "verl-p40-stamp"
     wanted = f"{bootstrap.stamp('dev.txt')} {session.python}"
@@ -88,7 +94,7 @@ def tests(session: nox.Session) -> None:
             session.error(f"{error} - {error.fix}")
         stamp.write_text(wanted)
     name = f"tests-{session.python}"
-    arguments = session.posargs or ["tests/unit"]
+    arguments = _arguments(session, "tests/unit", "-m", "not stack")
     session.run("python", "-m", "pytest", *_junit(name), *arguments)
 
 
@@ -114,9 +120,15 @@ def patches(session: nox.Session) -> None:
 
 
 @nox.session(python=False)
+def stack(session: nox.Session) -> None:
+    """Unit tests of the parts that need torch, inside the training stack."""
+    _in_stack(session, "stack", *_arguments(session, "tests/unit", "-m", "stack"))
+
+
+@nox.session(python=False)
 def train(session: nox.Session) -> None:
     """Real training runs on the CPU: kill and resume, precision tripwire, GRPO (minutes)."""
-    _in_stack(session, "train", *(session.posargs or ["tests/train", "-m", "train"]))
+    _in_stack(session, "train", *_arguments(session, "tests/train"))
 
 
 @nox.session(python=False)

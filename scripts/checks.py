@@ -8,13 +8,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FAST = ["lint", "tests"]
-FULL = [*FAST, "lock", "audit", "patches", "train"]
+FULL = [*FAST, "lock", "audit", "patches", "stack", "train"]
 
 
 def run_session(name: str, arguments: list[str], folder: Path) -> list[dict[str, object]]:
@@ -24,16 +23,19 @@ def run_session(name: str, arguments: list[str], folder: Path) -> list[dict[str,
     command += ["--report", str(report), "--session", name]
     if arguments:
         command += ["--", *arguments]
-    started = time.monotonic()
     code = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "VERL_P40_JUNIT": str(folder)}, check=False
     ).returncode
-    spent = time.monotonic() - started
     if not report.is_file():
-        return [{"name": name, "result": "failed" if code else "success", "seconds": spent}]
-    entries: list[dict[str, object]] = json.loads(report.read_text())["sessions"]
-    for entry in entries:
-        entry["seconds"] = spent / len(entries)
+        return [{"name": name, "result": f"nox exit code {code}", "seconds": 0.0}]
+    entries = [
+        {
+            "name": (entry.get("signatures") or [entry["name"]])[0],
+            "result": entry["result"],
+            "seconds": entry.get("duration") or 0.0,
+        }
+        for entry in json.loads(report.read_text())["sessions"]
+    ]
     if code and all(entry["result"] in ("success", "skipped") for entry in entries):
         entries.append({"name": name, "result": f"nox exit code {code}", "seconds": 0.0})
     return entries

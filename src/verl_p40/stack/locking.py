@@ -76,7 +76,7 @@ def recipes(loaded: Pins) -> list[Recipe]:
     """Every lock, in an order in which each one's constraints are already made."""
     uv = f"uv=={loaded.uv.version}"
     light = [*(d for d in light_dependencies() if Requirement(d).name != "uv"), uv]
-    newer = {"uv": loaded.dev.exclude_newer}
+    newer = dict.fromkeys(loaded.tool.newer, loaded.dev.exclude_newer)
     tool = [*light, *loaded.tool.build]
     verl = {"verl": loaded.release["verl"].sha256}
     everywhere = [_PYTHONS]

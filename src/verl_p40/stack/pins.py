@@ -128,6 +128,7 @@ class UvPin(_Frozen):
 class ToolPins(_Frozen):
     exclude_newer: Timestamp
     build: list[str]
+    newer: list[str]
     why: Why
 
 

@@ -129,6 +129,17 @@ def test_nothing_installed(
     assert code_of("stack", "remove", "--json") == ExitCode.USAGE
 
 
+def test_remove_clears_what_a_killed_install_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VERL_P40_HOME", str(tmp_path))
+    half = tmp_path / "envs" / ".build-cpu-py311-0123456789ab" / "lib"
+    half.mkdir(parents=True)
+    assert code_of("stack", "remove", "--yes", "--json") == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["removed"] == [str(half.parent)]
+    assert not half.parent.exists()
+
+
 def test_no_color_is_honoured() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "verl_p40.cli.main", "stack", "pins"],

@@ -212,6 +212,13 @@ def remove(
         with exclusive(stack_env.lock_file(env.prefix)):
             install.remove(env.prefix)
     removed = [str(env.prefix) for env in doomed]
+    for folder in install.leftovers(paths.env_home()):
+        # Its name ends with the environment's; whoever builds that one holds its lock.
+        name = folder.name.removeprefix(".install-").removeprefix(".build-")
+        with exclusive(stack_env.lock_file(paths.env_home() / name)):
+            if folder.exists():
+                install.remove(folder)
+                removed.append(str(folder))
     if cache:
         removed += _remove_cache(paths.cache_home())
     if json:

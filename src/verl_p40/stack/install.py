@@ -238,6 +238,11 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
+def leftovers(home: Path) -> list[Path]:
+    """Folders of builds that were killed; a build that is running has one too."""
+    return sorted([*home.glob(".build-*"), *home.glob(".install-*")])
+
+
 def remove(prefix: Path) -> None:
     """Delete an environment; it stops being one before the first file goes."""
     (prefix / MARKER).unlink(missing_ok=True)

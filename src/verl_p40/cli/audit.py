@@ -35,6 +35,8 @@ _STYLE = {
     Status.ACCEPTED: "cyan",
 }
 _KIND_STYLE = {"harmful": "bold red", "wrong": "red", "no-op": "yellow", "ok-note": "cyan"}
+_WIDE = 110
+"""Columns from which the table has room for what each rule finds."""
 _MAX_SCRIPT_BYTES = 2_000_000
 
 EPILOG = (
@@ -172,14 +174,15 @@ def _show(out: Console, report: Report, every: bool) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("rule", no_wrap=True)
     for status in Status:
-        table.add_column(status.value, justify="right", style=_STYLE[status])
-    table.add_column("what", no_wrap=True, overflow="ellipsis")
+        table.add_column(status.value, justify="right", style=_STYLE[status], no_wrap=True)
+    if wide := out.width >= _WIDE:
+        table.add_column("what")
     for rule, counts in report.by_rule().items():
         cells = [str(counts[status] or "·") for status in Status]
-        table.add_row(rule, *cells, RULES[rule].title)
+        table.add_row(rule, *cells, *([RULES[rule].title] if wide else []))
     table.add_section()
     totals = [str(report.count(status)) for status in Status]
-    table.add_row("total", *totals, "")
+    table.add_row("total", *totals)
     out.print(table)
     shown = report.findings if every else report.failures
     for rule in RULES:

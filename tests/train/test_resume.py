@@ -22,8 +22,9 @@ def _only_run(cli: Cli) -> RunFolder | None:
 
 
 def _trainer_pid(supervisor: int) -> int:
-    for child in psutil.Process(supervisor).children():
-        if "verl.trainer.main_ppo" in " ".join(child.cmdline()):
+    for child in psutil.Process(supervisor).children(recursive=True):
+        line = " ".join(child.cmdline())
+        if "-m verl.trainer.main_ppo" in line and "verl_p40.train.guard" not in line:
             return child.pid
     raise AssertionError("the supervisor has no trainer")
 

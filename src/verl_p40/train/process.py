@@ -1,8 +1,8 @@
 """The trainer's processes: started so that none outlives the supervisor, and ended as a tree.
 
-Ray's own processes die with the driver (it asks the kernel for that), the driver dies with the
-supervisor (``PR_SET_PDEATHSIG``), and whatever is left over becomes a child of the supervisor
-(``PR_SET_CHILD_SUBREAPER``), which ends it.
+supervisor -> guard -> trainer -> Ray's processes. The trainer dies with the guard and the guard
+hears of the supervisor's death (``PR_SET_PDEATHSIG``); what is orphaned becomes the guard's child,
+or the supervisor's (``PR_SET_CHILD_SUBREAPER``), which end it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,27 +38,44 @@ def become_subreaper() -> None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def send_me_when_parent_dies(number: int) -> None:
+    """Ask the kernel for a signal at the parent's death (Linux; elsewhere nothing)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def die_with(parent: int) -> Callable[[], None]:
+    """What a child of ``parent`` runs before its command, so that it never outlives it."""
+
+    def prepare() -> None:
+        send_me_when_parent_dies(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
 def start(
-    command: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path, keep: int
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path,
+    cwd: Path,
+    keep: int,
+    grace: float,
 ) -> subprocess.Popen[bytes]:
-    """Start the trainer in a session of its own, its whole output appended to ``log``.
+    """Start the trainer behind its guard, in a session of their own, output appended to ``log``.
 
     Args:
-        keep: a file descriptor that it holds as long as it lives (the folder's lock).
+        keep: a file descriptor that both hold as long as they live (the folder's lock).
+        grace: seconds between SIGTERM and SIGKILL when the guard is asked to end the trainer.
 
     Must be called from the main thread: the kernel ties the death signal to the calling thread.
     """
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        if _LIBC is not None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-
+    guard = [sys.executable, "-m", "verl_p40.train.guard"]
     with log.open("ab", buffering=0) as out:
         return subprocess.Popen(
-            command,
+            [*guard, str(os.getpid()), str(keep), str(grace), *command],
             env=dict(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
@@ -66,7 +83,6 @@ def start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=(keep,),
-            preexec_fn=die_with_parent,
         )
 
 

@@ -120,6 +120,7 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
         log=attempt.run.log,
         cwd=attempt.cwd,
         keep=attempt.lock,
+        grace=GRACE,
     )
     unarmed = False
     try:
@@ -129,7 +130,8 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
             time.sleep(_POLL)
         if child.poll() is None:
             view.phase(f"stopping ({interrupt.name or 'the tripwire is not armed'})")
-        process.stop(child, grace=GRACE)
+        # The guard needs a moment more than it gives the trainer.
+        process.stop(child, grace=GRACE + 15)
     finally:
         if child.poll() is None:
             child.kill()

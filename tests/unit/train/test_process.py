@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -15,24 +18,27 @@ import pytest
 from verl_p40.train import process
 
 PARENT = """
-import os, sys, time
+import os, sys
 from pathlib import Path
 from verl_p40.train import process
 process.become_subreaper()
 fd = os.open(sys.argv[1] + "/lock", os.O_CREAT | os.O_RDWR)
 child = process.start([sys.executable, "-c", sys.argv[2]], env=dict(os.environ),
-                      log=Path(sys.argv[1]) / "log", cwd=Path(sys.argv[1]), keep=fd)
+                      log=Path(sys.argv[1]) / "log", cwd=Path(sys.argv[1]), keep=fd, grace=5.0)
 print(child.pid, flush=True)
 sys.stdin.readline()
+child.kill()
+child.wait()
+print(process.sweep(patience=0.3), flush=True)
+"""
+# A trainer whose child leaves its session and does not care who dies, as Ray's workers may.
+TRAINER = """
+import os, subprocess, sys, time
+p = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+print(os.getpid(), p.pid, flush=True)
 {then}
 """
-# A trainer whose child leaves its session, as Ray's workers may.
-TRAINER = """
-import subprocess, sys, time
-p = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-print(p.pid, flush=True)
-time.sleep(60)
-"""
+SLEEP = "time.sleep(300)"
 
 
 def _gone(pid: int, seconds: float) -> bool:
@@ -47,44 +53,72 @@ def _gone(pid: int, seconds: float) -> bool:
     return False
 
 
-def _run_parent(tmp_path: Path, then: str) -> tuple[subprocess.Popen[str], int, int]:
-    """A supervisor in a process of its own: ``(it, trainer's pid, grandchild's pid)``."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT.format(then=then), str(tmp_path), TRAINER],
+@dataclass
+class Family:
+    """A supervisor in a process of its own, its guard, its trainer and the trainer's child."""
+
+    supervisor: subprocess.Popen[str]
+    guard: int
+    trainer: int
+    grandchild: int
+
+    def pids(self) -> list[int]:
+        return [self.guard, self.trainer, self.grandchild]
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[Family]:
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), TRAINER.format(then=SLEEP)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert parent.stdout is not None
-    trainer = int(parent.stdout.readline())
-    deadline = time.monotonic() + 30
+    assert supervisor.stdout is not None
+    guard = int(supervisor.stdout.readline())
+    deadline = time.monotonic() + 60
     while not (text := (tmp_path / "log").read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return parent, trainer, int(text)
+    trainer, grandchild = map(int, text.split())
+    found = Family(supervisor, guard, trainer, grandchild)
+    yield found
+    supervisor.kill()
+    supervisor.communicate()
+    for pid in found.pids():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
-def test_the_trainer_dies_with_a_killed_supervisor(tmp_path: Path) -> None:
-    parent, trainer, grandchild = _run_parent(tmp_path, "time.sleep(60)")
-    try:
-        parent.kill()
-        parent.wait()
-        assert _gone(trainer, 10)
-    finally:
-        os.kill(grandchild, signal.SIGKILL)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="death signals are Linux's")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="subreapers are Linux's")
-def test_sweeping_takes_orphans_too(tmp_path: Path) -> None:
-    then = "child.kill(); child.wait(); print(process.sweep(patience=0.3), flush=True)"
-    parent, trainer, grandchild = _run_parent(tmp_path, then)
-    out, _ = parent.communicate("go\n", timeout=30)
-    assert out.strip() == str([grandchild])
-    assert _gone(trainer, 1)
-    assert _gone(grandchild, 1)
+@linux
+def test_a_killed_supervisor_takes_everything_with_it(family: Family) -> None:
+    family.supervisor.kill()
+    assert all(_gone(pid, 20) for pid in family.pids())
 
 
-def _start(tmp_path: Path, code: str) -> subprocess.Popen[bytes]:
+@linux
+def test_a_killed_guard_leaves_the_rest_to_the_supervisor(family: Family) -> None:
+    out, _ = family.supervisor.communicate("go\n", timeout=60)
+    assert out.strip() == str([family.grandchild])
+    assert all(_gone(pid, 5) for pid in family.pids())
+
+
+@linux
+def test_a_killed_trainer_ends_everything(family: Family) -> None:
+    os.kill(family.trainer, signal.SIGKILL)
+    assert all(_gone(pid, 20) for pid in family.pids())
+
+
+@linux
+def test_guard_and_trainer_hold_the_lock(family: Family, tmp_path: Path) -> None:
+    for pid in (family.guard, family.trainer):
+        open_files = [path.resolve() for path in Path(f"/proc/{pid}/fd").iterdir()]
+        assert tmp_path / "lock" in open_files
+
+
+def _start(tmp_path: Path, code: str, grace: float = 10) -> subprocess.Popen[bytes]:
     fd = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
     try:
         child = process.start(
@@ -93,6 +127,7 @@ def _start(tmp_path: Path, code: str) -> subprocess.Popen[bytes]:
             log=tmp_path / "log",
             cwd=tmp_path,
             keep=fd,
+            grace=grace,
         )
     finally:
         os.close(fd)
@@ -104,17 +139,17 @@ def _start(tmp_path: Path, code: str) -> subprocess.Popen[bytes]:
 def test_a_trainer_is_asked_before_it_is_killed(tmp_path: Path) -> None:
     polite = "import signal, sys, time\nsignal.signal(15, lambda *a: sys.exit(7))\nprint('ready', flush=True)\ntime.sleep(60)"
     child = _start(tmp_path, polite)
-    process.stop(child, grace=10)
+    process.stop(child, grace=30)
     assert child.returncode == 7
 
 
 def test_a_deaf_trainer_is_killed_after_the_grace(tmp_path: Path) -> None:
     deaf = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)"
-    child = _start(tmp_path, deaf)
+    child = _start(tmp_path, deaf, grace=0.5)
     began = time.monotonic()
-    process.stop(child, grace=0.5)
+    process.stop(child, grace=30)
     assert child.returncode == -signal.SIGKILL
-    assert 0.5 <= time.monotonic() - began < 5
+    assert 0.5 <= time.monotonic() - began < 25
 
 
 def test_output_is_appended_and_the_session_is_its_own(tmp_path: Path) -> None:
@@ -126,8 +161,16 @@ def test_output_is_appended_and_the_session_is_its_own(tmp_path: Path) -> None:
     assert child.wait(timeout=30) == 0
     lines = (tmp_path / "log").read_text().splitlines()
     assert lines[0] == "before"
+    # The guard leads the session.
     assert f"ready {child.pid}" in lines
     assert "err" in lines
+
+
+def test_the_trainer_s_exit_code_and_signal_come_through(tmp_path: Path) -> None:
+    assert _start(tmp_path, "print('ready', flush=True); raise SystemExit(3)").wait(60) == 3
+    dies = "import os; print('ready', flush=True); os.kill(os.getpid(), 11)"
+    (tmp_path / "log").unlink()
+    assert _start(tmp_path, dies).wait(60) == -signal.SIGSEGV
 
 
 def test_a_signal_is_a_flag_and_handlers_come_back() -> None:

@@ -18,7 +18,7 @@ GOOD = (
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true "
     "critic.model.fsdp_config.param_offload=true critic.model.fsdp_config.optimizer_offload=true "
     "+actor_rollout_ref.model.override_config.attn_implementation=eager "
-    "algorithm.kl_ctrl.kl_coef=0.001 trainer.save_freq=10 trainer.test_freq=10 "
+    "algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.001 trainer.save_freq=10 trainer.test_freq=10 "
     "trainer.total_epochs=2 trainer.val_before_train=False trainer.logger=['console'] "
     "trainer.n_gpus_per_node=1 trainer.nnodes=1 "
 )
@@ -54,6 +54,8 @@ CASES: list[tuple[str, str, str]] = [
     ("ppo-fsdp-config", HF + "++actor_rollout_ref.fsdp_config.cpu_offload=true", HF + f"{A}.fsdp_config.optimizer_offload=true"),
     ("ppo-offload-names", HF + f"++{A}.fsdp_config.cpu_offload=true", HF + f"{A}.fsdp_config.optimizer_offload=true"),
     ("pf-ppo-names", HF + "algorithm.pf_ppo.weight_pow=3", HF + "+algorithm.pf_ppo_weight_pow=3"),
+    ("kl-in-reward-off", HF + "algorithm.use_kl_in_reward=false", HF),
+    ("kl-loss-off", HF + f"{A}.kl_loss_coef=0.001", HF + f"{A}.use_kl_loss=true {A}.kl_loss_coef=0.001"),
     ("listed-but-unread", HF + "critic.optim.min_lr_ratio=0.1", HF + f"{A}.optim.min_lr_ratio=0.1"),
     ("ref-strategy", HF + "actor_rollout_ref.ref.strategy=fsdp", HF + f"{A}.strategy=fsdp"),
     ("ref-forward-prefetch", HF + "actor_rollout_ref.ref.fsdp_config.forward_prefetch=true", HF + f"{A}.fsdp_config.forward_prefetch=true"),
@@ -229,7 +231,7 @@ def test_the_recipe() -> None:
     export VLLM_DTYPE=float32 TRITON_MAX_SHARED_MEMORY=49152
     python3 -m verl.trainer.main_ppo data.train_batch_size=1 \\
       data.max_prompt_length=256 data.max_response_length=256 \\
-      actor_rollout_ref.actor.ppo_mini_batch_size=1 \\
+      actor_rollout_ref.actor.ppo_mini_batch_size=1 algorithm.kl_ctrl.kl_coef=0.001 \\
       actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 \\
       actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.max_num_seqs=1 \\
       actor_rollout_ref.rollout.gpu_memory_utilization=0.3 \\
@@ -243,6 +245,7 @@ def test_the_recipe() -> None:
         ("triton-shared-memory", "no-op"),
         ("vllm-dtype", "no-op"),
         ("batch-of-one", "ok-note"),
+        ("kl-in-reward-off", "no-op"),
         ("max-num-seqs", "no-op"),
         ("ppo-fsdp-config", "no-op"),
         ("ppo-fsdp-config", "no-op"),

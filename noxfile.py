@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import nox
@@ -135,12 +136,15 @@ def train(session: nox.Session) -> None:
 def smoke(session: nox.Session) -> None:
     """The stack imports, and one real PPO step runs (about a minute)."""
     _run(session, "verl-p40", "stack", "install")
-    _run(
-        session,
-        *("verl-p40", "train", "cpu-demo", "--new", "--runs-dir", session.create_tmp()),
-        *("trainer.total_training_steps=1", "trainer.val_before_train=false"),
-        *("trainer.test_freq=-1", "trainer.save_freq=-1", *session.posargs),
-    )
+    # Not session.create_tmp(): it moves TMPDIR below this clone, and Ray's socket paths, which
+    # may have 107 characters, with it.
+    with tempfile.TemporaryDirectory(prefix="verl-p40-smoke-") as runs:
+        _run(
+            session,
+            *("verl-p40", "train", "cpu-demo", "--new", "--runs-dir", runs),
+            *("trainer.total_training_steps=1", "trainer.val_before_train=false"),
+            *("trainer.test_freq=-1", "trainer.save_freq=-1", *session.posargs),
+        )
 
 
 @nox.session(python=False)

@@ -132,3 +132,23 @@ def test_offloaded_actor_is_loaded_for_the_hf_rollout(
     record(worker.rollout, "generate_sequences")
     worker.generate_sequences(prompts)
     assert order == ["load_fsdp_model_to_gpu", "generate_sequences", "offload_fsdp_model_to_cpu"]
+
+
+@pytest.mark.parametrize("setting", [False, None])
+def test_ray_dashboard_from_the_config(
+    compose: Any, monkeypatch: pytest.MonkeyPatch, setting: bool | None
+) -> None:
+    import ray
+    from verl.trainer.main_ppo import run_ppo
+
+    class Asked(Exception):
+        pass
+
+    def take_down(**kwargs: Any) -> None:
+        raise Asked(kwargs["include_dashboard"])
+
+    monkeypatch.setattr(ray, "init", take_down)
+    overrides = [] if setting is None else [f"ray_init.include_dashboard={setting}"]
+    with pytest.raises(Asked) as asked:
+        run_ppo(compose(*overrides))
+    assert asked.value.args == (setting,)

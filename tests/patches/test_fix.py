@@ -152,3 +152,28 @@ def test_ray_dashboard_from_the_config(
     with pytest.raises(Asked) as asked:
         run_ppo(compose(*overrides))
     assert asked.value.args == (setting,)
+
+
+def test_hf_rollout_generates_what_the_model_says(
+    worker_config: Any, model_dir: Path, prompts: Any
+) -> None:
+    """Greedy decoding by the rollout is the argmax of whole forward passes, left padding or not."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from verl.workers.fsdp_workers import ActorRolloutRefWorker
+
+    worker = ActorRolloutRefWorker(worker_config().actor_rollout_ref, role="actor_rollout")
+    worker.init_model()
+    prompts.meta_info["do_sample"] = False
+    responses = worker.generate_sequences(prompts).batch["responses"]
+    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
+    for row in range(4):
+        real = prompts.batch["attention_mask"][row].bool()
+        tokens = prompts.batch["input_ids"][row][real]
+        for response_token in responses[row]:
+            with torch.no_grad():
+                expected = model(input_ids=tokens.unsqueeze(0)).logits[0, -1].argmax()
+            assert response_token == expected
+            if expected == model.generation_config.eos_token_id:
+                break
+            tokens = torch.cat([tokens, expected.unsqueeze(0)])

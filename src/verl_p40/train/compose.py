@@ -46,8 +46,8 @@ _LOCAL_PATHS = (
 )
 """Config keys holding a file, a folder, or (models) a hub name."""
 
-_NOT_IN_DIGEST = ("verl_p40",)
-"""Sections that describe a run without changing what it computes."""
+_NOT_IN_DIGEST = ("verl_p40", "ray_init")
+"""Sections that describe a run, or how Ray starts, without changing what is computed."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ EXTENDABLE = frozenset(
         "trainer.validation_data_dir",
         "trainer.max_actor_ckpt_to_keep",
         "trainer.max_critic_ckpt_to_keep",
-        "ray_init.num_cpus",
         # Where the tripwire is hung in.
         "actor_rollout_ref.model.external_lib",
         "critic.model.external_lib",
@@ -50,7 +49,7 @@ EXTENDABLE = frozenset(
 )
 """Settings that may change between two attempts at one run: how long and how watched it is."""
 
-_OURS = ("verl_p40", "trainer.default_local_dir")
+_OURS = ("verl_p40.", "ray_init.", "trainer.default_local_dir")
 
 
 @dataclass(frozen=True)

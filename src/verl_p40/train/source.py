@@ -42,7 +42,7 @@ def config_folder(stack: StackEnv | None, say: Callable[[str], None] = lambda te
     trees.mkdir(parents=True, exist_ok=True)
     with exclusive(trees / ".lock"):
         if not (target / _CONFIG).is_dir():
-            say(f"fetching verl {release.version} (its config; no training stack yet)")
+            say(f"fetching verl {release.version} for its config")
             wheel = fetch.fetch_pinned("verl")
             scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=trees))
             try:

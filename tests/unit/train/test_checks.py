@@ -15,7 +15,16 @@ from verl_p40.train.compose import assign, compose
 
 @pytest.fixture(scope="module")
 def demo(verl_config: Path) -> dict[str, Any]:
-    return compose("cpu-demo", [], verl_config).config
+    """The demo at a batch of its own, so that tuning the preset leaves these tests alone."""
+    sizes = [
+        "data.train_batch_size=32",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
+        "critic.ppo_micro_batch_size_per_gpu=32",
+        "trainer.total_training_steps=60",
+        "trainer.save_freq=10",
+    ]
+    return compose("cpu-demo", sizes, verl_config).config
 
 
 def _with(config: dict[str, Any], **settings: Any) -> dict[str, Any]:

@@ -125,8 +125,11 @@ def test_a_preset_of_ones_own_builds_on_ours(verl_config: Path, tmp_path: Path) 
 
 def test_the_digest_is_of_what_is_computed(verl_config: Path) -> None:
     plain = compose("cpu-demo", [], verl_config).config
-    same = compose("cpu-demo", ["data.train_batch_size=32"], verl_config).config
-    told = compose("cpu-demo", ["verl_p40.description='another text'"], verl_config).config
+    batch = select(plain, "data.train_batch_size")
+    same = compose("cpu-demo", [f"data.train_batch_size={batch}"], verl_config).config
+    told = compose(
+        "cpu-demo", ["verl_p40.description='another text'", "ray_init.num_cpus=9"], verl_config
+    ).config
     other = compose("cpu-demo", ["actor_rollout_ref.actor.optim.lr=1e-5"], verl_config).config
     assert digest(plain) == digest(same) == digest(told)
     assert digest(plain) != digest(other)

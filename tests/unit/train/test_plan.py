@@ -12,7 +12,11 @@ from verl_p40.train.compose import select, to_yaml
 from verl_p40.train.folder import RunFolder, file_text
 from verl_p40.train.plan import Plan, Request, make_plan, split_arguments, stored_request
 
-OVERRIDES = ("algorithm.adv_estimator=grpo", "trainer.total_training_steps=20")
+OVERRIDES = (
+    "algorithm.adv_estimator=grpo",
+    "trainer.total_training_steps=20",
+    "data.train_batch_size=64",
+)
 REQUEST = Request("cpu-demo", OVERRIDES)
 
 
@@ -22,7 +26,7 @@ def _begin(plan: Plan) -> RunFolder:
     run.path.mkdir(parents=True)
     run.config.write_text(to_yaml(plan.config))
     run.env.write_text(
-        file_text({"preset": "cpu-demo", "overrides": list(plan.composed.overrides), "rows": 640})
+        file_text({"preset": "cpu-demo", "overrides": list(plan.composed.overrides), "rows": 1280})
     )
     run.add_event("start", step=0)
     return run
@@ -101,10 +105,15 @@ def test_a_finished_run_is_left_alone_until_it_is_extended(verl_config: Path) ->
 
 
 def test_epochs_count_as_steps_once_the_rows_are_known(verl_config: Path) -> None:
-    """640 rows in batches of 32 are 20 steps an epoch."""
+    """1,280 rows in batches of 64 are 20 steps an epoch."""
     request = replace(
         REQUEST,
-        overrides=("trainer.total_training_steps=null", "trainer.total_epochs=1", OVERRIDES[0]),
+        overrides=(
+            "algorithm.adv_estimator=grpo",
+            "data.train_batch_size=64",
+            "trainer.total_training_steps=null",
+            "trainer.total_epochs=1",
+        ),
     )
     run = _begin(make_plan(request, verl_config))
     _save(run, 20)
@@ -124,7 +133,7 @@ def test_a_finished_run_without_checkpoints_cannot_be_extended(verl_config: Path
 
 def test_another_config_is_another_run(verl_config: Path) -> None:
     run = _begin(make_plan(REQUEST, verl_config))
-    changed = Request("", ("data.train_batch_size=64", "algorithm.gamma=0.9"), run=run.name)
+    changed = Request("", ("data.train_batch_size=128", "algorithm.gamma=0.9"), run=run.name)
     with pytest.raises(UsageError, match=r"other settings: algorithm.gamma, data.train_batch_size"):
         make_plan(stored_request(changed), verl_config)
     # The tripwire only watches.

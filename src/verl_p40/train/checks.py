@@ -131,7 +131,8 @@ def _positive(config: Mapping[str, Any], key: str) -> int:
     value = select(config, key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{key} is {value!r}, and must be a whole number of at least 1")
-    return value
+    number: int = value
+    return number
 
 
 def _up(value: int, multiple: int) -> int:

@@ -15,6 +15,7 @@ from verl_p40.patches.release import unpack_pinned
 from verl_p40.patches.tree import apply_queue
 from verl_p40.stack import paths
 from verl_p40.train.compose import assign, to_yaml
+from verl_p40.train.process import make_ray_tmp, remove_ray_tmp
 from verl_p40.tripwire import ARM_MODULE, record
 
 
@@ -61,6 +62,7 @@ def test_verl_without_the_precision_patches_trips_it(cli: Cli, tmp_path: Path) -
     run.mkdir()
     assign(config, "trainer.default_local_dir", str(run / "checkpoints"))
     (run / "config.yaml").write_text(to_yaml(config))
+    ray_tmp = make_ray_tmp()
     done = subprocess.run(
         [sys.executable, "-m", "verl.trainer.main_ppo", "--config-path", str(run),
          "--config-name", "config", f"hydra.run.dir={run}/hydra"],
@@ -68,7 +70,7 @@ def test_verl_without_the_precision_patches_trips_it(cli: Cli, tmp_path: Path) -
         env={
             **os.environ,
             **document["env"],
-            "RAY_TMPDIR": _short_tmp(),
+            "RAY_TMPDIR": str(ray_tmp),
             "VERL_P40_TRIPWIRE_DIR": str(run),
             "PYTHONPATH": os.pathsep.join([str(tree), str(paths.package_dir().parent)]),
         },
@@ -77,6 +79,7 @@ def test_verl_without_the_precision_patches_trips_it(cli: Cli, tmp_path: Path) -
         stderr=subprocess.STDOUT,
         timeout=START,
     )  # fmt: skip
+    remove_ray_tmp(ray_tmp)
     trip = record.read_trip(run)
     assert trip is not None, done.stdout[-4000:]
     assert done.returncode != 0
@@ -85,9 +88,3 @@ def test_verl_without_the_precision_patches_trips_it(cli: Cli, tmp_path: Path) -
     assert trip.role == "reference"
     assert "verl/workers/fsdp_workers.py:" in trip.via
     assert "HalfPrecisionError: half precision in" in done.stdout
-
-
-def _short_tmp() -> str:
-    from verl_p40.train.process import make_ray_tmp
-
-    return str(make_ray_tmp())

@@ -5,6 +5,8 @@ Everything runs the way a user's command does: the light side starts the stack's
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 from hubserver import Hub, serving
 
 from verl_p40.data import hub as hubs
-from verl_p40.data import prepare, scorer
+from verl_p40.data import prepare, schema, scorer
 from verl_p40.data.problems import make_problems
 from verl_p40.data.rows import arrow_schema, make_row, write_parquet
 from verl_p40.errors import DataError, NetworkError
@@ -213,13 +215,21 @@ def test_the_tokenizer_is_reproducible_and_gives_back_its_text(model: Path) -> N
 
 
 def check(*args: object) -> tuple[int, dict[str, Any]]:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = schema.main([*map(str, args), "--json"])
+    return code, json.loads(said.getvalue())
+
+
+def test_check_is_a_module_that_prints_one_line_of_json(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "verl_p40.data.schema", *map(str, args), "--json"],
+        [sys.executable, "-m", "verl_p40.data.schema", str(tmp_path / "no.parquet"), "--json"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 5
+    assert "does not exist" in json.loads(done.stdout)["message"]
 
 
 def test_check_counts_rows_and_tokens(tmp_path: Path, model: Path) -> None:

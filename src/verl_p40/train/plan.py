@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,12 +111,21 @@ class Plan:
 
     def user_command(self, *extra: str) -> str:
         """The ``verl-p40 train`` command that goes on with this run."""
-        words = ["verl-p40", "train", "--run", self.run.name]
+        words = [_own_command(), "train", "--run", self.run.name]
         if self.run.path.parent != paths.runs_home():
             words += ["--runs-dir", str(self.run.path.parent)]
         if self.tripwire:
             words.append("--tripwire")
         return shlex.join([*words, *extra])
+
+
+def _own_command() -> str:
+    """``verl-p40``, or its path where a shell would not find it (a newcomer's ``.venv``)."""
+    started_as = Path(sys.argv[0])
+    if started_as.name != "verl-p40" or shutil.which("verl-p40"):
+        return "verl-p40"
+    here, script = Path.cwd(), started_as.absolute()
+    return str(script.relative_to(here) if script.is_relative_to(here) else script)
 
 
 def split_arguments(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:

@@ -176,3 +176,23 @@ def test_the_tripwire_takes_the_place_of_an_external_library_and_keeps_it(
         assert select(plan.config, f"{section}.model.external_lib") == "verl_p40.tripwire.arm"
     assert plan.chained == "my.models"
     assert "--tripwire" in plan.user_command()
+
+
+def test_the_command_to_go_on_with_can_be_pasted(
+    verl_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a newcomer's machine ``.venv/bin`` is not on PATH."""
+    script = tmp_path / ".venv" / "bin" / "verl-p40"
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    plan = make_plan(REQUEST, verl_config)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(script)])
+    monkeypatch.setenv("PATH", "")
+    assert plan.user_command().startswith(".venv/bin/verl-p40 train --run ")
+    monkeypatch.chdir(script.parent)
+    monkeypatch.chdir("..")
+    assert plan.user_command().startswith("bin/verl-p40 ")
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert plan.user_command().startswith("verl-p40 train --run ")

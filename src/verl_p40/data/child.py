@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from verl_p40 import errors
-from verl_p40.errors import DataError, ExitCode, VerlP40Error
+from verl_p40.errors import DataError, ExitCode, MachineError, VerlP40Error
 
 if TYPE_CHECKING:
     from verl_p40.stack.env import StackEnv
@@ -70,14 +70,21 @@ def call(
     Raises:
         VerlP40Error: the child's own error, of the same class.
         DataError: the child died without one; the message ends with its last line.
+        MachineError: the environment's Python does not start.
     """
     progress = progress or silent
     last: deque[str] = deque(maxlen=_LAST_LINES)
     result: dict[str, Any] | None = None
     failure: VerlP40Error | None = None
-    process = stack_env.popen_module(
-        module, args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-    )
+    try:
+        process = stack_env.popen_module(
+            module, args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise MachineError(
+            f"cannot start {stack_env.python}: {error.strerror or error}",
+            fix="verl-p40 stack install",
+        ) from error
     try:
         assert process.stdout is not None
         for line in process.stdout:

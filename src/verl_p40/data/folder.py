@@ -98,7 +98,8 @@ def make(
     _mkdir(target.parent)
     with exclusive(target.parent / f".{target.name}.lock", on_wait):
         existing = read(target)
-        if existing is not None and reuse(existing) and is_whole(target, existing):
+        usable = existing is not None and existing.kind == kind and reuse(existing)
+        if existing is not None and usable and is_whole(target, existing):
             return existing, True
         if existing is None and target.exists() and not _is_empty_folder(target):
             raise DataError(

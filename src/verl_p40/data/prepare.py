@@ -57,21 +57,28 @@ def default_folder(kind: str) -> Path:
 def ensure(kind: str, *, stack_env: StackEnv, progress: Progress | None = None) -> Prepared:
     """Make the data of a preset unless it is there: ``demo`` or ``gsm8k``, at its default place.
 
-    A GSM8K folder made from any source is reused; a missing one is downloaded from the hub.
+    A demo of any seed and a GSM8K from any source are reused; a missing GSM8K is downloaded.
 
     Raises:
         UsageError: an unknown kind.
         VerlP40Error: it cannot be made (no network, no space, ...).
     """
-    if kind == "demo":
-        return demo(stack_env=stack_env, progress=progress)
-    if kind == "gsm8k":
-        out = default_folder("gsm8k")
-        found = folder.read(out)
-        if found is not None and found.kind == "gsm8k" and folder.is_whole(out, found):
-            return _prepared(out, found, True)
-        return gsm8k(stack_env=stack_env, progress=progress)
-    raise UsageError(f"unknown data set {kind!r}", fix=f"one of: {', '.join(KINDS)}")
+    if kind not in KINDS:
+        raise UsageError(f"unknown data set {kind!r}", fix=f"one of: {', '.join(KINDS)}")
+    out = default_folder(kind)
+    found = folder.read(out)
+    if found is not None and _serves(kind, found) and folder.is_whole(out, found):
+        return _prepared(out, found, True)
+    make = demo if kind == "demo" else gsm8k
+    return make(stack_env=stack_env, progress=progress)
+
+
+def _serves(kind: str, found: folder.Record) -> bool:
+    """Whether a preset can train on it: the demo of any seed, GSM8K from any source."""
+    if found.kind != kind:
+        return False
+    seed = found.recipe.get("seed")
+    return kind != "demo" or (isinstance(seed, int) and found.recipe == demo_recipe(seed))
 
 
 def demo(

@@ -151,3 +151,12 @@ def smoke(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """The CPU demo as a newcomer gets it: PPO raises greedy accuracy (about two minutes)."""
     _run(session, "verl-p40", "train", "cpu-demo", "--new", *session.posargs)
+
+
+@nox.session(python=False)
+def fresh(session: nox.Session) -> None:
+    """A newcomer's trial: bare container, clone, the README's two commands (half an hour).
+
+    Needs a Docker Engine (or dockerd and root) and mmdebstrap.
+    """
+    _run(session, "python", "-m", "pytest", "-s", *(session.posargs or ["tests/image"]))

@@ -10,15 +10,13 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from verl_p40.audit import yamlio
 from verl_p40.audit.model import Finding, Status
 from verl_p40.audit.rules import RULES
-from verl_p40.errors import UsageError
 
 
 class _Strict(BaseModel):
@@ -150,15 +148,7 @@ def parse(text: str, origin: str) -> Reviewed:
     Raises:
         UsageError: it is not one; names the first thing that is wrong.
     """
-    try:
-        data: Any = yamlio.load(text)
-        return Reviewed.model_validate(data)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{origin}: not YAML: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{origin}: {where}: {first['msg']}") from error
+    return yamlio.parse(text, origin, Reviewed)
 
 
 def _any(globs: tuple[str, ...], text: str) -> bool:

@@ -6,14 +6,12 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 
-import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from verl_p40.audit import yamlio
-from verl_p40.errors import UsageError
 
 Kind = Literal["no-op", "wrong", "harmful", "ok-note"]
 """no-op: nobody reads it. wrong: it ends the run. harmful: it runs, but not as meant.
@@ -156,15 +154,7 @@ def parse(text: str, origin: str) -> RuleBook:
     Raises:
         UsageError: it is not one; names the first thing that is wrong.
     """
-    try:
-        data: Any = yamlio.load(text)
-        return RuleBook.model_validate(data)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{origin}: not YAML: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{origin}: {where}: {first['msg']}") from error
+    return yamlio.parse(text, origin, RuleBook)
 
 
 @lru_cache(maxsize=1)

@@ -100,7 +100,7 @@ def demo(
 ) -> None:
     """Make arithmetic word problems in GSM8K's form and a small Qwen2 to train on them.
 
-    Everything is made on this machine in under a minute: no download. The model can calculate
+    Everything is made on this machine in about a minute: no download. The model can calculate
     and answer in GSM8K's format, but mostly adds whatever the story says; PPO teaches it to
     read. `verl-p40 train cpu-demo` does this by itself.
     """

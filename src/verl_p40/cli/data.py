@@ -73,7 +73,8 @@ class _Bar:
         return self._tell
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._bar.live.is_started:
+            self._bar.stop()
 
     def _tell(self, text: str, fraction: float | None) -> None:
         if self._console.is_terminal:

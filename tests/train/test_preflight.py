@@ -89,6 +89,28 @@ def test_a_prompt_that_is_no_conversation(config: dict[str, Any], tmp_path: Path
     assert "'role': 'user'" in fix
 
 
+@pytest.mark.parametrize("prompt", [None, []])
+def test_one_bad_prompt_among_good_ones(
+    config: dict[str, Any], tmp_path: Path, prompt: list[Any] | None
+) -> None:
+    rows = [ROW, {**ROW, "prompt": prompt}, ROW]
+    message, _ = _problem(config, train_files=_write(tmp_path / "x.parquet", rows))
+    assert "x.parquet: row 2: column 'prompt' holds " in message
+
+
+def test_a_tokenizer_without_a_chat_template(config: dict[str, Any], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    source = config["actor_rollout_ref"]["model"]["path"]
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_bytes((Path(source) / "config.json").read_bytes())
+    config["actor_rollout_ref"]["model"]["path"] = str(tmp_path)
+    message, _ = _problem(config)
+    assert "train.parquet: the tokenizer cannot format a chat: " in message
+
+
 def test_an_empty_file(config: dict[str, Any], tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

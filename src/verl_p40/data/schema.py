@@ -69,7 +69,7 @@ def check_parquet(
                 _check_row(path, number, row, prompt_key)
                 sources[row["data_source"]] = sources.get(row["data_source"], 0) + 1
             if tokenizer is not None:
-                lengths += _lengths(path, tokenizer, [row[prompt_key] for row in rows])
+                lengths += prompt_lengths(path, tokenizer, [row[prompt_key] for row in rows])
         report: dict[str, Any] = {"path": str(path), "rows": file.metadata.num_rows}
     report["data_sources"] = sources
     if lengths:
@@ -153,13 +153,23 @@ def _tokenizer(path: str) -> Any:
         raise DataError(f"cannot load the tokenizer of {path}: {words[:200]}") from error
 
 
-def _lengths(path: Path, tokenizer: Any, prompts: list[Any]) -> list[int]:
-    try:
-        encoded = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)
-    except ValueError as error:  # no chat template
-        words = " ".join(str(error).split())
-        raise DataError(f"{path}: the tokenizer cannot format a chat: {words[:200]}") from error
-    return [len(ids) for ids in encoded]
+def prompt_lengths(path: Path, tokenizer: Any, prompts: Sequence[Any]) -> list[int]:
+    """Tokens of each prompt (a list of chat messages) with the chat template, as verl counts them.
+
+    Raises:
+        DataError: the tokenizer has no chat template; ``path`` is named in it.
+    """
+    lengths: list[int] = []
+    for start in range(0, len(prompts), _BATCH):
+        try:
+            encoded = tokenizer.apply_chat_template(
+                prompts[start : start + _BATCH], add_generation_prompt=True
+            )
+        except ValueError as error:
+            words = " ".join(str(error).split())
+            raise DataError(f"{path}: the tokenizer cannot format a chat: {words[:200]}") from error
+        lengths += [len(ids) for ids in encoded]
+    return lengths
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from verl_p40.data.schema import prompt_lengths
+from verl_p40.errors import DataError
 from verl_p40.train.compose import select
 
 MARK = '{"verl_p40_preflight":'
@@ -32,13 +34,9 @@ def inspect(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         rows = _check_files(config)
         return {"problem": None, "rows": rows, "versions": _versions()}
-    except _ProblemError as problem:
-        message, fix = problem.args
-        return {"problem": {"message": message, "fix": fix}, "rows": 0, "versions": {}}
-
-
-class _ProblemError(Exception):
-    """``(message, fix)``."""
+    except DataError as error:
+        problem = {"message": error.message, "fix": error.fix}
+        return {"problem": problem, "rows": 0, "versions": {}}
 
 
 def _check_files(config: Mapping[str, Any]) -> int:
@@ -55,9 +53,9 @@ def _check_importable(name: str) -> None:
     import importlib.util
 
     if importlib.util.find_spec(name) is None:
-        raise _ProblemError(
+        raise DataError(
             f"actor_rollout_ref.rollout.name is {name}, which this training stack does not have",
-            "actor_rollout_ref.rollout.name=hf",
+            fix="actor_rollout_ref.rollout.name=hf",
         )
 
 
@@ -66,9 +64,9 @@ def _tokenizer(config: Mapping[str, Any]) -> Any:
 
     model = str(select(config, "actor_rollout_ref.model.path"))
     if Path(model).is_absolute() and not (Path(model) / "config.json").is_file():
-        raise _ProblemError(
+        raise DataError(
             f"actor_rollout_ref.model.path: {model} is not a model folder (no config.json)",
-            "give a folder made by save_pretrained, or a hub name",
+            fix="give a folder made by save_pretrained, or a hub name",
         )
     try:
         return AutoTokenizer.from_pretrained(
@@ -76,9 +74,9 @@ def _tokenizer(config: Mapping[str, Any]) -> Any:
         )
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise _ProblemError(
+        raise DataError(
             f"actor_rollout_ref.model.path: cannot load the tokenizer of {model}: {first[:300]}",
-            "download the model into a folder and give its path, or set HF_ENDPOINT to a mirror",
+            fix="download the model into a folder and give its path, or set HF_ENDPOINT to a mirror",
         ) from error
 
 
@@ -87,7 +85,7 @@ def _check_split(config: Mapping[str, Any], key: str, tokenizer: Any) -> int:
     value = select(config, key)
     files = [value] if isinstance(value, str) else list(value or [])
     if not files:
-        raise _ProblemError(f"{key} is empty", f"{key}=/path/to/file.parquet")
+        raise DataError(f"{key} is empty", fix=f"{key}=/path/to/file.parquet")
     return sum(_check_file(config, key, Path(str(file)), tokenizer) for file in files)
 
 
@@ -96,26 +94,26 @@ def _check_file(config: Mapping[str, Any], key: str, path: Path, tokenizer: Any)
     from pyarrow.lib import ArrowException
 
     if not path.is_file():
-        raise _ProblemError(
+        raise DataError(
             f"{key}: {path} does not exist",
-            "`verl-p40 data demo` or `verl-p40 data gsm8k` makes the presets' files",
+            fix="`verl-p40 data demo` or `verl-p40 data gsm8k` makes the presets' files",
         )
     try:
         file = pq.ParquetFile(path)
     except (ArrowException, OSError) as error:
-        raise _ProblemError(f"{key}: {path} is not a parquet file ({error})", "") from error
+        raise DataError(f"{key}: {path} is not a parquet file ({error})") from error
     with file:
         have = set(file.schema_arrow.names)
         prompt = str(select(config, "data.prompt_key"))
         for column in _wanted_columns(config):
             if column not in have:
-                raise _ProblemError(
+                raise DataError(
                     f"{key}: {path} has no column {column!r} (it has {', '.join(sorted(have))})",
-                    "verl's schema is prompt, data_source, reward_model: see docs/train.md, "
+                    fix="verl's schema is prompt, data_source, reward_model: see docs/train.md, "
                     f"or name your prompt column with {_key_of(column, prompt)}",
                 )
         if file.metadata.num_rows == 0:
-            raise _ProblemError(f"{key}: {path} has no rows", "")
+            raise DataError(f"{key}: {path} has no rows")
         prompts = file.read(columns=[prompt]).column(prompt).to_pylist()
     return _check_prompts(config, key, path, prompts, tokenizer)
 
@@ -139,38 +137,39 @@ def _check_prompts(
     config: Mapping[str, Any], key: str, path: Path, prompts: list[Any], tokenizer: Any
 ) -> int:
     limit = int(select(config, "data.max_prompt_length"))
-    if not isinstance(prompts[0], list) or not all(
-        isinstance(message, dict) and {"role", "content"} <= message.keys()
-        for message in prompts[0]
-    ):
-        raise _ProblemError(
-            f"{key}: {path}: column {select(config, 'data.prompt_key')!r} holds "
-            f"{type(prompts[0]).__name__}, not a list of messages with role and content",
-            "write [{'role': 'user', 'content': text}] in every row",
-        )
-    lengths = []
-    for start in range(0, len(prompts), 512):
-        encoded = tokenizer.apply_chat_template(
-            prompts[start : start + 512], add_generation_prompt=True
-        )
-        lengths += [len(ids) for ids in encoded]
+    for number, messages in enumerate(prompts, start=1):
+        if not _is_conversation(messages):
+            raise DataError(
+                f"{key}: {path}: row {number}: column {select(config, 'data.prompt_key')!r} holds "
+                f"{type(messages).__name__}, not a list of messages with role and content",
+                fix="write [{'role': 'user', 'content': text}] in every row",
+            )
+    lengths = prompt_lengths(path, tokenizer, prompts)
     over = sum(length > limit for length in lengths)
     if over and select(config, "data.filter_overlong_prompts"):
         if over == len(lengths):
-            raise _ProblemError(
+            raise DataError(
                 f"{key}: every prompt of {path} is longer than data.max_prompt_length ({limit} "
                 f"tokens; the shortest has {min(lengths)})",
-                f"data.max_prompt_length={max(lengths)}",
+                fix=f"data.max_prompt_length={max(lengths)}",
             )
         return len(lengths) - over
     if over and select(config, "data.truncation") == "error":
-        raise _ProblemError(
+        raise DataError(
             f"{key}: {over} of {len(lengths)} prompts of {path.name} are longer than "
             f"data.max_prompt_length ({limit} tokens; the longest has {max(lengths)})",
-            f"data.filter_overlong_prompts=true leaves them out; "
+            fix=f"data.filter_overlong_prompts=true leaves them out; "
             f"data.max_prompt_length={max(lengths)} takes them in",
         )
     return len(lengths)
+
+
+def _is_conversation(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
+    )
 
 
 def _versions() -> dict[str, str]:

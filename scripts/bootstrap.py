@@ -473,5 +473,4 @@ def start(lock: str, command: list[str]) -> None:
         sys.exit(130)
     program = str(VENV / "bin" / command[0])
     env = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONHOME")}
-    env["PATH"] = os.pathsep.join([str(VENV / "bin"), env.get("PATH", os.defpath)])
     os.execve(program, [program, *command[1:]], env)

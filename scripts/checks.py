@@ -23,9 +23,10 @@ def run_session(name: str, arguments: list[str], folder: Path) -> list[dict[str,
     command += ["--report", str(report), "--session", name]
     if arguments:
         command += ["--", *arguments]
-    code = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "VERL_P40_JUNIT": str(folder)}, check=False
-    ).returncode
+    # nox looks for uv on PATH, and it stands beside this interpreter.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    env = {**os.environ, "PATH": path, "VERL_P40_JUNIT": str(folder)}
+    code = subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
     if not report.is_file():
         return [{"name": name, "result": f"nox exit code {code}", "seconds": 0.0}]
     entries = [

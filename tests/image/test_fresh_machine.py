@@ -107,7 +107,10 @@ def test_nothing_is_installed_beforehand(newcomer: Newcomer) -> None:
 
 def test_the_first_command_trains(newcomer: Newcomer) -> None:
     """Reward and greedy accuracy rise, and the run folder holds what the end says."""
-    newcomer.run(readme_command("train"))
+    out = newcomer.run(readme_command("train"))
+    extend = re.search(r"^extend +(.+?)\r?$", out, re.MULTILINE)
+    assert extend
+    assert "would resume from step 60" in newcomer.run(f"{extend.group(1)} --dry-run")
     found = newcomer.run("ls -d runs/*/ && cat runs/*/metrics.jsonl")
     records = [json.loads(line) for line in found.splitlines() if line.startswith("{")]
     accuracy = [

@@ -9,8 +9,9 @@ from pathlib import Path, PurePosixPath
 
 from packaging.version import InvalidVersion, Version
 
-from verl_p40.errors import MachineError, NetworkError, TreeError, UsageError
+from verl_p40.errors import NetworkError, TreeError, UsageError
 from verl_p40.stack.fetch import fetch_pinned
+from verl_p40.stack.uv import uv_binary
 
 
 def unpack_pinned(project: str, into: Path) -> Path:
@@ -85,14 +86,8 @@ def obtain(target: str, project: str, scratch: Path) -> tuple[Path, str]:
 def _install(requirement: str, into: Path) -> Path:
     # Through uv, so that the user's index, proxy and certificates count; wheels alone, so that
     # looking at a release runs none of its code.
-    try:
-        from uv import find_uv_bin
-
-        uv = find_uv_bin()
-    except (ImportError, FileNotFoundError):
-        raise MachineError("uv is not installed beside verl-p40", fix="pip install uv") from None
     done = subprocess.run(
-        [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--link-mode",
+        [uv_binary(), "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--link-mode",
          "copy", "--target", str(into), requirement],
         capture_output=True,
         text=True,

@@ -251,6 +251,21 @@ def test_a_second_run_does_nothing_until_the_lock_changes(
     assert len(recorded) == 10
 
 
+def test_the_command_gets_the_users_own_path(
+    boot: ModuleType, recorded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With .venv/bin on it, the command would name itself as this shell cannot find it."""
+    started: list[tuple[str, dict[str, str]]] = []
+    monkeypatch.setattr(
+        boot.os, "execve", lambda program, arguments, env: started.append((program, env))
+    )
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    boot.start("tool.txt", ["verl-p40", "train"])
+    ((program, env),) = started
+    assert program == str(boot.VENV / "bin" / "verl-p40")
+    assert env["PATH"] == "/usr/bin:/bin"
+
+
 def test_an_interrupted_set_up_is_not_taken_for_done(
     boot: ModuleType, recorded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

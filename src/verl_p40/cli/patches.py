@@ -18,28 +18,33 @@ from verl_p40.patches import prove as proving
 from verl_p40.patches import tree as trees
 from verl_p40.patches.gittree import unpack_queue
 from verl_p40.patches.lint import repository_of
-from verl_p40.patches.queue import default_directory, load_queue
+from verl_p40.patches.project import NAMES, find_project
+from verl_p40.patches.queue import Queue, default_directory, load_queue
 from verl_p40.patches.refresh import refresh_queue
-from verl_p40.patches.release import obtain, unpack_pinned
+from verl_p40.patches.release import obtain, patched_release, unpack_pinned
 from verl_p40.patches.verify import status_against, verify_queue
 from verl_p40.stack import paths, pins
 from verl_p40.stack.env import StackEnv, adopted, prefix_for, read_env
 
 app = typer.Typer(
     name="patches",
-    help="The patch queue on verl: list, apply, check, rebase.",
+    help="The patch queues on verl and vLLM: list, apply, check, rebase.",
     no_args_is_help=True,
 )
 
+ProjectOption = Annotated[
+    str,
+    typer.Option("--project", metavar="|".join(NAMES), help="Which queue of this package."),
+]
 QueueOption = Annotated[
     Path | None,
-    typer.Option("--queue", metavar="DIR", help="Another queue than the one of this package."),
+    typer.Option("--queue", metavar="DIR", help="Another queue than those of this package."),
 ]
 TreeArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="[TREE]",
-        help="A folder that contains verl/ (site-packages). Default: the training stack's.",
+        help="A folder that contains the package (site-packages). Default: the training stack's.",
         show_default=False,
     ),
 ]
@@ -51,9 +56,11 @@ def register(root: typer.Typer) -> None:
 
 
 @app.command("list", epilog="Example: verl-p40 patches list --json")
-def list_(queue_dir: QueueOption = None, as_json: JsonFlag = False) -> None:
+def list_(
+    project: ProjectOption = "verl", queue_dir: QueueOption = None, as_json: JsonFlag = False
+) -> None:
     """Show the patches in the order of application."""
-    queue = load_queue(queue_dir)
+    queue = _queue(project, queue_dir)
     if as_json:
         print_json(
             {
@@ -90,39 +97,58 @@ def apply(
         typer.Option("--without", metavar="NAME", help="Leave out this patch; can be repeated."),
     ] = None,
     undo: Annotated[bool, typer.Option("--revert", help="The same as `patches revert`.")] = False,
+    project: ProjectOption = "verl",
     queue_dir: QueueOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make an installed verl the pinned release plus the patches: all of them or nothing.
+    """Make a tree the pinned release plus the patches: all of them or nothing.
 
-    Applying again changes nothing; another selection or a newer queue replaces the old one.
+    Applying again changes nothing; another selection or a newer queue replaces the old one. For
+    vllm, TREE is its unpacked sdist (before the wheel is built), or a folder with an installed one,
+    which takes the patches inside vllm/ alone.
     """
     if undo:
         if group or without:
             raise UsageError("--revert takes no --group and no --without")
-        revert(tree, as_json)
+        revert(tree, project, as_json)
         return
-    queue = load_queue(queue_dir)
+    queue = _queue(project, queue_dir)
     print_report(
         trees.apply_queue(_tree(tree), queue, groups=group, without=without or ()), as_json
     )
 
 
 @app.command(epilog="Example: verl-p40 patches revert")
-def revert(tree: TreeArgument = None, as_json: JsonFlag = False) -> None:
+def revert(
+    tree: TreeArgument = None, project: ProjectOption = "verl", as_json: JsonFlag = False
+) -> None:
     """Put the released files back, offline, from the copies that the tree carries."""
-    print_report(trees.revert(_tree(tree)), as_json)
+    print_report(trees.revert(_tree(tree), _known(project)), as_json)
+
+
+@app.command(epilog="Example: verl-p40 patches source work/vllm --project vllm")
+def source(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    project: ProjectOption = "verl",
+    queue_dir: QueueOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write the pinned release, fetched by its hash, with the patches into a new folder."""
+    queue = _queue(project, queue_dir)
+    print_report(patched_release(queue, folder), as_json)
 
 
 @app.command(epilog="Example: verl-p40 patches verify")
-def verify(queue_dir: QueueOption = None, as_json: JsonFlag = False) -> None:
+def verify(
+    project: ProjectOption = "verl", queue_dir: QueueOption = None, as_json: JsonFlag = False
+) -> None:
     """Check the queue against the pinned release, fetched by its hash.
 
     Headers, order and whitespace; the manifest; zero fuzz and zero offset; every Python file of
     the result compiles and every YAML file parses. Exit code 1 if anything is found.
     """
-    directory = (queue_dir or default_directory()).resolve()
-    version = pins.load().find_release(directory.name).version
+    directory = (queue_dir or default_directory(_known(project))).resolve()
+    version = pins.load().find_release(find_project(directory.name).pin).version
     with _scratch() as folder:
         tree = unpack_pinned(directory.name, Path(folder))
         report = verify_queue(directory, tree, version=version)
@@ -160,6 +186,7 @@ def status(
         str,
         typer.Option(metavar="WHEEL|VERSION|TREE", help="Another release to try the queue on."),
     ] = "",
+    project: ProjectOption = "verl",
     queue_dir: QueueOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -167,7 +194,7 @@ def status(
 
     With --against, exit code 1 means that a person has to decide something.
     """
-    queue = load_queue(queue_dir)
+    queue = _queue(project, queue_dir)
     if against:
         if tree is not None:
             raise UsageError("give a TREE or --against, not both")
@@ -178,9 +205,10 @@ def status(
         if not report.clean:
             raise typer.Exit(ExitCode.FOUND)
         return
-    state = trees.tree_state(_tree(tree), queue)
+    folder_ = _tree(tree)
+    state = trees.tree_state(folder_, queue)
     current = state.kind == "patched" and state.digest == queue.digest
-    whole = len(state.patches) == len(queue.patches)
+    whole = len(state.patches) == len(queue.fitting(folder_).patches)
     if as_json:
         print_json(
             {
@@ -209,10 +237,11 @@ def unpack(
             metavar="WHEEL|VERSION|TREE", help="Also commit this release, tag upstream-next."
         ),
     ] = "",
+    project: ProjectOption = "verl",
     queue_dir: QueueOption = None,
 ) -> None:
     """Make a git work tree: one commit for the pinned release, one a patch."""
-    queue = load_queue(queue_dir)
+    queue = _queue(project, queue_dir)
     with _scratch() as scratch:
         tree = unpack_pinned(queue.project, Path(scratch) / "pinned")
         other, label = obtain(onto, queue.project, Path(scratch) / "other") if onto else (None, "")
@@ -230,15 +259,16 @@ def refresh(
     base: Annotated[
         str, typer.Option(metavar="COMMIT", help="The release. Default: upstream[-next].")
     ] = "",
+    project: ProjectOption = "verl",
     queue_dir: QueueOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Write the commits of a git work tree back as the queue, all of it or nothing."""
-    directory = queue_dir or default_directory()
+    directory = queue_dir or default_directory(_known(project))
     if directory.is_relative_to(paths.package_dir()):
         raise UsageError(
             "this verl-p40 is installed; its queue is not for editing",
-            fix="name the queue of your clone: --queue patches/verl",
+            fix=f"name the queue of your clone: --queue patches/{project}",
         )
     report = refresh_queue(directory, folder, base or None)
     if as_json:
@@ -269,6 +299,7 @@ def prove(
         Path | None,
         typer.Option(help="A Python with the training stack and pytest. Default: the stack's."),
     ] = None,
+    project: ProjectOption = "verl",
     queue_dir: QueueOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -276,7 +307,7 @@ def prove(
 
     A patch whose removal breaks nothing is an error: exit code 1.
     """
-    queue = load_queue(queue_dir)
+    queue = _queue(project, queue_dir)
     root = repository_of(queue.directory)
     if root is None:
         raise UsageError(
@@ -300,6 +331,16 @@ def prove(
     print_matrix(matrix, as_json)
     if not matrix.proven:
         raise typer.Exit(ExitCode.FOUND)
+
+
+def _known(project: str) -> str:
+    if project not in NAMES:
+        raise UsageError(f"no queue is called {project!r}", fix=f"one of: {', '.join(NAMES)}")
+    return project
+
+
+def _queue(project: str, directory: Path | None) -> Queue:
+    return load_queue(directory or default_directory(_known(project)))
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:

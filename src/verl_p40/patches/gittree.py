@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from verl_p40.errors import MachineError, TreeError, UsageError
@@ -105,10 +106,11 @@ def unpack_queue(
         for key, value in (("core.autocrlf", "false"), ("core.hooksPath", os.devnull)):
             git.run("config", key, value)
         (work / ".git" / "info" / "exclude").write_text("__pycache__/\n", encoding="utf-8")
-        _commit_tree(git, tree, queue.project, f"{queue.project} {queue.version}\n", BASE_TAG)
+        roots = queue.facts.roots
+        _commit_tree(git, tree, roots, f"{queue.project} {queue.version}\n", BASE_TAG)
         if onto is not None:
             git.run("checkout", "--quiet", "--detach")
-            _commit_tree(git, onto, queue.project, f"{onto_label}\n", NEXT_TAG)
+            _commit_tree(git, onto, roots, f"{onto_label}\n", NEXT_TAG)
             git.run("checkout", "--quiet", "main")
         for patch in queue.patches:
             plan = plan_patches(_reader(work), [patch]).require(Fit.EXACT)
@@ -126,11 +128,12 @@ def unpack_queue(
     return len(queue.patches)
 
 
-def _commit_tree(git: Git, tree: Path, package: str, message: str, tag: str) -> None:
-    shutil.rmtree(git.folder / package, ignore_errors=True)
-    for name, path in files_below(tree, package).items():
+def _commit_tree(git: Git, tree: Path, roots: Sequence[str], message: str, tag: str) -> None:
+    for name in files_below(git.folder, *roots):
+        (git.folder / name).unlink()
+    for name, path in files_below(tree, *roots).items():
         put(git.folder / name, path.read_bytes())
-    git.run("add", "--all", ".")
+    git.run("add", "--all", "--force", *(root for root in roots if (git.folder / root).exists()))
     _commit(git, message)
     git.run("tag", tag)
 

@@ -120,16 +120,16 @@ def split_lines(data: bytes) -> list[bytes]:
     return [*lines, last] if last else lines
 
 
-def parse_diff(diff: bytes, package: str) -> tuple[FilePatch, ...]:
+def parse_diff(diff: bytes, *roots: str) -> tuple[FilePatch, ...]:
     """Parse the diff part of a patch file.
 
     Args:
         diff: the bytes from the first ``diff --git`` or ``--- `` line on.
-        package: the only top-level folder that may be touched, e.g. ``verl``.
+        roots: the top-level names that may be touched, e.g. ``verl``.
 
     Raises:
         ValueError: with one line saying what is wrong (malformed, binary, renaming, changing a
-            mode, outside ``package``, one file twice, no change at all).
+            mode, outside ``roots``, one file twice, no change at all).
     """
     try:
         # Latin-1 maps each byte to one character and back: unidiff works on text, we need bytes.
@@ -144,7 +144,7 @@ def parse_diff(diff: bytes, package: str) -> tuple[FilePatch, ...]:
             raise ValueError(f"{item.path}: renames are not supported (delete and add instead)")
         adds, deletes = item.source_file == "/dev/null", item.target_file == "/dev/null"
         named = item.target_file if adds else item.source_file
-        path = _checked_path(named, package)
+        path = _checked_path(named, roots)
         info: list[str] = item.patch_info or []
         if any(line.startswith(("old mode ", "new mode ")) for line in info):
             raise ValueError(f"{path}: mode changes are not supported")
@@ -161,12 +161,12 @@ def parse_diff(diff: bytes, package: str) -> tuple[FilePatch, ...]:
     return tuple(files)
 
 
-def _checked_path(named: str, package: str) -> str:
+def _checked_path(named: str, roots: tuple[str, ...]) -> str:
     path = PurePosixPath(named[2:] if named[:2] in ("a/", "b/") else named)
-    if path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
-        raise ValueError(f"{named}: not a path below a/{package}/")
-    if path.parts[0] != package:
-        raise ValueError(f"{named}: outside {package}/")
+    if path.is_absolute() or ".." in path.parts or not path.parts or str(path) == roots[0]:
+        raise ValueError(f"{named}: not a path below a/{roots[0]}/")
+    if path.parts[0] not in roots:
+        raise ValueError(f"{named}: outside {'/, '.join(roots)}/")
     return str(path)
 
 

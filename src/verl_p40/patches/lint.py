@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import datetime
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from verl_p40.errors import TreeError
 from verl_p40.patches.header import OPTIONAL, REQUIRED
 from verl_p40.patches.manifest import FILE_NAME as MANIFEST
+from verl_p40.patches.project import BUILD_GROUP, find_project
 from verl_p40.patches.queue import SERIES, Patch, load_patch, read_series
 
 _FORWARDED = re.compile(r"^(https?://\S+|yes\b.*|(no|not-needed)[,:] .+)", re.DOTALL)
@@ -60,9 +61,10 @@ def lint_queue(directory: Path, *, version: str = "", root: Path | None = None) 
     findings += _order(patches, entries)
     expected = version or next((p.header.get("Applies-To").split(" ")[-1] for p in patches), "")
     for position, patch in enumerate(patches):
-        earlier = {other.name for other in patches[:position]}
+        earlier = {other.name: other for other in patches[:position]}
         whats = [
             *_header(patch, f"{directory.name} {expected}", earlier),
+            *_scope(patch, directory.name, earlier),
             *_proof(patch, root),
             *_text(patch),
         ]
@@ -100,7 +102,21 @@ def _order(patches: list[Patch], entries: list[str]) -> Iterator[Finding]:
         last[patch.group], previous = patch, patch.group
 
 
-def _header(patch: Patch, release: str, earlier: set[str]) -> Iterator[str]:
+def _scope(patch: Patch, project: str, earlier: Mapping[str, Patch]) -> Iterator[str]:
+    """Where the release has files beside the package, each patch is on one side of the line."""
+    facts = find_project(project)
+    if not facts.beside:
+        return
+    builds = patch.group == BUILD_GROUP
+    for path in patch.touches:
+        if facts.inside(path) == builds:
+            yield f"{path} is {'inside' if builds else 'outside'} {project}/, so not for this group"
+    for name in () if builds else patch.header.depends:
+        if name in earlier and earlier[name].group == BUILD_GROUP:
+            yield f"Depends names {name!r}, which an installed {project} does not have"
+
+
+def _header(patch: Patch, release: str, earlier: Mapping[str, Patch]) -> Iterator[str]:
     header = patch.header
     yield from (f"header {problem}" for problem in header.problems)
     for name in REQUIRED:

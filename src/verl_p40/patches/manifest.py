@@ -47,16 +47,16 @@ def format_manifest(manifest: Mapping[str, str]) -> str:
     return "".join(f"{manifest[path]}  {path}\n" for path in sorted(manifest))
 
 
-def files_below(tree: Path, package: str) -> dict[str, Path]:
-    """Every file of ``tree/package`` by its path relative to ``tree``, bytecode left out."""
-    root = tree / package
+def files_below(tree: Path, *roots: str) -> dict[str, Path]:
+    """Every file at or below ``tree/root`` by its path relative to ``tree``, bytecode left out."""
+    paths = (path for root in roots for path in (tree / root, *sorted((tree / root).rglob("*"))))
     return {
         path.relative_to(tree).as_posix(): path
-        for path in sorted(root.rglob("*"))
+        for path in paths
         if path.suffix not in (".pyc", ".pyo") and path.is_file()
     }
 
 
-def manifest_of(tree: Path, package: str) -> dict[str, str]:
+def manifest_of(tree: Path, *roots: str) -> dict[str, str]:
     """The manifest of an unpacked release."""
-    return {name: sha256(path.read_bytes()) for name, path in files_below(tree, package).items()}
+    return {name: sha256(path.read_bytes()) for name, path in files_below(tree, *roots).items()}

@@ -112,7 +112,9 @@ def prove(
     wanted = [node for node in dict.fromkeys(nodes.values()) if test_exists(root, node)]
     full = Outcomes({}, 0.0)
     if wanted:
-        full = run_tests(whole, wanted, root, scratch / "all.json", interpreter, timeout * 2)
+        full = run_tests(
+            whole, wanted, root, scratch / "all.json", interpreter, timeout * 2, queue.project
+        )
     passed = sum(outcome == "passed" for outcome, _ in full.by_node.values())
     on_step(f"all patches: {passed} of {len(wanted)} tests pass ({full.seconds:.0f} s)")
 
@@ -157,7 +159,8 @@ def _prove_one(
         hint = f"does a later patch need 'Depends: {patch.name}'?"
         problem = f"the rest does not apply without it ({error.message}); {hint}"
         return Proof(patch, full[0], "not run", (patch.path,), (), problem, "", 0.0)
-    outcomes = run_tests(tree, [node], root, scratch / f"{patch.name}.json", interpreter, timeout)
+    report = scratch / f"{patch.name}.json"
+    outcomes = run_tests(tree, [node], root, report, interpreter, timeout, queue.project)
     without, message = outcomes.by_node[node]
     problem = evidence = ""
     if full[0] != "passed":
@@ -183,7 +186,11 @@ def _build(
     plan = plan_patches(PristineReader(pristine, None), selection.patches)
     plan.require(*((Fit.EXACT, Fit.OFFSET) if without else (Fit.EXACT,)))
     tree.mkdir()
-    copy_folder(pristine / queue.project, tree / queue.project)
+    for root in queue.facts.roots:
+        if (pristine / root).is_dir():
+            copy_folder(pristine / root, tree / root)
+        elif (pristine / root).is_file():
+            shutil.copy2(pristine / root, tree / root)
     for name, content in plan.after.items():
         (tree / name).unlink(missing_ok=True)
         if content is not None:
@@ -200,6 +207,7 @@ def run_tests(
     report: Path,
     interpreter: Interpreter,
     timeout: float,
+    project: str = "verl",
 ) -> Outcomes:
     """Run pytest on ``nodes`` with ``tree`` in front of every other package.
 
@@ -213,6 +221,7 @@ def run_tests(
         **interpreter.environ,
         "PYTHONPATH": os.pathsep.join(part for part in search if part),
         "VERL_P40_TREE": str(tree),
+        "VERL_P40_PROJECT": project,
         "VERL_P40_PROVE_REPORT": str(report),
     }
     command = [
@@ -251,7 +260,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def judge(node: str, document: Mapping[str, Any]) -> tuple[Outcome, str]:
     """The outcome of one requested node id from a report of prove_plugin, and one line on it."""
     if document["imported_from"]:
-        return "error", f"verl was imported from {document['imported_from']}, not from the tree"
+        what = f"{document['project']} was imported from {document['imported_from']}"
+        return "error", f"{what}, not from the tree"
     for item in document["uncollected"]:
         if not item["node"] or node.startswith(item["node"]):
             return "error", f"not collected: {_error_line(item['message'])}"

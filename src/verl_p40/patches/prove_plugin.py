@@ -1,7 +1,8 @@
 """A pytest plugin that writes down what happened, for ``patches prove``.
 
 Runs inside the training stack, so it imports nothing but pytest and the standard library.
-``VERL_P40_PROVE_REPORT`` names the file it writes and ``VERL_P40_TREE`` the tree under test.
+``VERL_P40_PROVE_REPORT`` names the file it writes, ``VERL_P40_TREE`` the tree under test and
+``VERL_P40_PROJECT`` the package in it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         "exit": int(exitstatus),
         "tests": _tests,
         "uncollected": _uncollected,
+        "project": os.environ.get("VERL_P40_PROJECT", "verl"),
         "imported_from": _imported_from(),
     }
     # Renamed into place: a process that dies here leaves no half report to be believed.
@@ -54,8 +56,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _imported_from() -> str:
-    """The folder that ``import verl`` took, if it is not the tree under test; else ``""``."""
-    module = sys.modules.get("verl")
+    """The folder that the package was imported from, if not the tree under test; else ``""``."""
+    module = sys.modules.get(os.environ.get("VERL_P40_PROJECT", "verl"))
     origin = getattr(module, "__file__", None)
     tree = os.environ.get("VERL_P40_TREE")
     if origin is None or tree is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from verl_p40.patches.hunks import (
 )
 from verl_p40.patches.manifest import FILE_NAME as MANIFEST
 from verl_p40.patches.manifest import load_manifest
+from verl_p40.patches.project import BUILD_GROUP, Project, find_project
 from verl_p40.stack import paths
 
 SERIES = "series"
@@ -78,11 +79,29 @@ class Queue:
     directory: Path
     project: str
     patches: tuple[Patch, ...]
+    whole: Queue | None = None
+    """The queue that this one is the part of which fits an installed tree; see :meth:`fitting`."""
 
     @cached_property
     def manifest(self) -> dict[str, str]:
         """Path -> sha256 of the pinned release. Raises TreeError if there is none."""
+        if self.whole is not None:
+            return {k: v for k, v in self.whole.manifest.items() if self.facts.inside(k)}
         return load_manifest(self.directory / MANIFEST)
+
+    @property
+    def facts(self) -> Project:
+        """What is known about the project beyond its name."""
+        return find_project(self.project)
+
+    def fitting(self, tree: Path) -> Queue:
+        """The part of the queue that ``tree`` can take: all of it, or, where an installed package
+        lacks the sources beside it, all but the group ``build``.
+        """
+        if not self.facts.beside or self.facts.is_source(tree) or self.whole is not None:
+            return self
+        inside = tuple(patch for patch in self.patches if patch.group != BUILD_GROUP)
+        return replace(self, patches=inside, whole=self)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -100,7 +119,9 @@ class Queue:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over the series and the content of every patch, in hex."""
+        """sha256 over the series and the content of every patch of the whole queue, in hex."""
+        if self.whole is not None:
+            return self.whole.digest
         total = hashlib.sha256()
         for patch in self.patches:
             total.update(f"{patch.path}\0{hashlib.sha256(patch.data).hexdigest()}\n".encode())
@@ -187,7 +208,7 @@ def load_patch(directory: Path, entry: str) -> Patch:
     """Read one patch of a queue.
 
     Args:
-        directory: the queue; the name of its folder is the package that may be patched.
+        directory: the queue; the name of its folder is the project that may be patched.
         entry: a line of the series.
 
     Raises:
@@ -205,7 +226,7 @@ def load_patch(directory: Path, entry: str) -> Patch:
         ) from None
     header_text, diff = split_patch(data)
     try:
-        files = parse_diff(diff, directory.name)
+        files = parse_diff(diff, *find_project(directory.name).roots)
     except ValueError as error:
         raise TreeError(f"{directory / entry}: {error}") from None
     return Patch(

@@ -16,6 +16,7 @@ from verl_p40.patches.header import parse_header
 from verl_p40.patches.hunks import Fit
 from verl_p40.patches.manifest import FILE_NAME as MANIFEST
 from verl_p40.patches.manifest import format_manifest, sha256
+from verl_p40.patches.project import find_project
 from verl_p40.patches.queue import PATCH_PATH, SERIES, load_queue, plan_patches
 from verl_p40.patches.swap import exclusive, next_folder, swap_in
 
@@ -81,7 +82,7 @@ def refresh_queue(directory: Path, folder: Path, base: str | None = None) -> Ref
     directory = directory.resolve()
     old = _old_files(directory)
     _number(commits, old)
-    released = _archive(git, start, directory.name)
+    released = _archive(git, start, find_project(directory.name).roots)
     new = {commit.path: _patch_file(commit) for commit in commits}
     for position, commit in enumerate(commits):
         if any(commit.name == other.name for other in commits[:position]):
@@ -268,12 +269,12 @@ def _old_files(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
 
 
-def _archive(git: Git, commit: str, package: str) -> dict[str, bytes]:
+def _archive(git: Git, commit: str, roots: Sequence[str]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(git.run("archive", "--format=tar", commit))) as archive:
         for member in archive:
             source = archive.extractfile(member) if member.isfile() else None
-            if source is not None and member.name.startswith(f"{package}/"):
+            if source is not None and member.name.partition("/")[0] in roots:
                 files[member.name] = source.read()
     return files
 
@@ -289,7 +290,7 @@ def _check(staging: Path, project: str, git: Git, released: dict[str, bytes]) ->
         raise TreeError(error.message.replace(f"{with_name}/", ""), fix=error.fix) from None
     finally:
         shutil.rmtree(with_name.parent, ignore_errors=True)
-    wanted = _archive(git, "HEAD", project)
+    wanted = _archive(git, "HEAD", find_project(project).roots)
     result = {n: d for n, d in (released | plan.after).items() if d is not None}
     for name in sorted({*wanted, *result}):
         if wanted.get(name) != result.get(name):

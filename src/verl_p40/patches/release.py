@@ -4,26 +4,100 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tarfile
 import zipfile
+import zlib
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from packaging.version import InvalidVersion, Version
 
 from verl_p40.errors import NetworkError, TreeError, UsageError
+from verl_p40.patches.project import Project, find_project
+from verl_p40.patches.queue import Queue
+from verl_p40.patches.swap import next_folder
+from verl_p40.patches.tree import ApplyReport, apply_queue
 from verl_p40.stack.fetch import fetch_pinned
 from verl_p40.stack.uv import uv_binary
 
 
 def unpack_pinned(project: str, into: Path) -> Path:
-    """Fetch the pinned wheel of ``project`` (by sha256, cached) and unpack its package.
+    """Fetch the pinned file of ``project`` (by sha256, cached) and unpack it.
 
     Returns:
-        ``into``, which now is a tree.
+        ``into``, which now is a tree: the package of a wheel, or what a build reads of an sdist.
 
     Raises:
         NetworkError: it cannot be downloaded, or has another hash.
     """
-    return unpack_wheel(fetch_pinned(project), into, project)
+    facts = find_project(project)
+    return unpack_file(fetch_pinned(facts.pin), into, project)
+
+
+def patched_release(queue: Queue, folder: Path) -> ApplyReport:
+    """Unpack the pinned file of the queue's project into ``folder`` and apply the whole queue.
+
+    Raises:
+        UsageError: ``folder`` is not empty.
+        NetworkError, TreeError: as :func:`unpack_pinned` and :func:`apply_queue`. Nothing is left.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: not an empty folder", fix="name a folder that does not exist")
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = next_folder(folder)
+    shutil.rmtree(work, ignore_errors=True)
+    try:
+        report = apply_queue(unpack_pinned(queue.project, work), queue)
+        if folder.exists():
+            folder.rmdir()
+        work.rename(folder)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    return replace(report, tree=folder)
+
+
+def unpack_file(path: Path, into: Path, project: str) -> Path:
+    """Unpack a wheel or an sdist of ``project``, told by the name of the file.
+
+    Raises:
+        TreeError: neither, or it has no such package.
+    """
+    if path.name.endswith((".tar.gz", ".tgz")):
+        return unpack_sdist(path, into, find_project(project))
+    return unpack_wheel(path, into, project)
+
+
+def unpack_sdist(sdist: Path, into: Path, facts: Project) -> Path:
+    """Unpack the roots of a project from its source distribution, without the folder around them.
+
+    Raises:
+        TreeError: not a readable archive, or it has no such package.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(sdist) as archive:
+            for item in archive:
+                path = PurePosixPath(*PurePosixPath(item.name).parts[1:])
+                source = archive.extractfile(item) if item.isreg() else None
+                if source is None or ".." in path.parts or path.parts[0] not in facts.roots:
+                    continue
+                if path.suffix in (".pyc", ".pyo"):
+                    continue
+                target = into / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as sink:
+                    shutil.copyfileobj(source, sink)
+                if item.mode & 0o100:  # scripts that CMake runs
+                    target.chmod(0o755)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise TreeError(f"{sdist}: not an sdist ({error})", fix="download it again") from None
+    if not (into / facts.name).is_dir():
+        raise TreeError(
+            f"{sdist}: no folder {facts.name} in it", fix=f"name an sdist of {facts.name}"
+        )
+    return into
 
 
 def unpack_wheel(wheel: Path, into: Path, package: str) -> Path:
@@ -72,7 +146,7 @@ def obtain(target: str, project: str, scratch: Path) -> tuple[Path, str]:
             )
         return path, str(path)
     if path.is_file():
-        return unpack_wheel(path, scratch, project), path.name
+        return unpack_file(path, scratch, project), path.name
     try:
         version = Version(target)
     except InvalidVersion:

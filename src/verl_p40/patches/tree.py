@@ -1,12 +1,14 @@
 """Applying the queue to an unpacked or installed tree, and telling in which state a tree is.
 
-A *tree* is the folder that contains the package folder, usually ``site-packages``. Files are
-never written in place: uv shares them with its cache through hard links, so the whole package
-folder is copied, patched and exchanged (see swap.py).
+A *tree* is the folder that contains the package folder, usually ``site-packages`` (project.py has
+the two forms of it). Files are never written in place: uv shares them with its cache through hard
+links, so a whole folder is copied, patched and exchanged (see swap.py): the package, or for a
+source tree the tree itself.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from verl_p40.patches.marker import (
     read_pristine,
     write_marker,
 )
+from verl_p40.patches.project import BUILD_GROUP, Project, find_project
 from verl_p40.patches.queue import Queue, load_queue, plan_patches
 from verl_p40.patches.swap import copy_folder, exclusive, next_folder, previous_folder, swap_in
 
@@ -88,9 +91,9 @@ class ApplyReport:
 
 
 def tree_state(tree: Path, queue: Queue | None = None) -> TreeState:
-    """Compare every file of the package with the manifest and with the marker.
+    """Compare every file of the release with the manifest and with the marker.
 
-    Bytecode is ignored; so are data files that the release does not have.
+    Bytecode is ignored; so are data files that the release does not have, and what a build writes.
 
     Args:
         tree: the folder that contains the package.
@@ -99,19 +102,23 @@ def tree_state(tree: Path, queue: Queue | None = None) -> TreeState:
     Raises:
         TreeError: the queue itself cannot be read.
     """
-    queue = load_queue() if queue is None else queue
-    package = tree / queue.project
-    if not package.is_dir():
-        aside = previous_folder(package).is_dir()
+    queue = (load_queue() if queue is None else queue).fitting(tree)
+    unit = _unit(tree, queue.facts)
+    if not (tree / queue.project).is_dir():
+        aside = previous_folder(unit).is_dir()
         return TreeState(tree, "missing", repairable=aside)
-    marker = read_marker(package)
+    marker = own_marker(tree, queue.project)
     ours = {} if marker is None else marker.files
+    roots = queue.facts.roots if unit == tree else (queue.project,)
     found = {
-        name: sha256(path.read_bytes()) for name, path in files_below(tree, queue.project).items()
+        name: sha256(path.read_bytes())
+        for name, path in files_below(tree, *roots).items()
+        if name in ours or not queue.facts.is_built(name)
     }
     differences: list[Difference] = []
     matching = stale = 0
-    for name in sorted({*queue.manifest, *ours, *found}):
+    compared = {name for name in queue.manifest if not queue.facts.is_built(name)}
+    for name in sorted({*compared, *ours, *found}):
         released, now = queue.manifest.get(name), found.get(name)
         if name in ours and ours[name].before == released and now == ours[name].after:
             matching += 1
@@ -161,17 +168,18 @@ def apply_queue(
         UsageError: an unknown group or patch.
         BusyError, DiskError, MachineError: see :func:`verl_p40.patches.swap.exclusive`.
     """
+    queue = queue.fitting(tree)
     selection = queue.select(groups, without)
     whole = len(selection.patches) == len(queue.patches)
-    package = tree / queue.project
+    unit = _unit(tree, queue.facts)
     names = tuple(patch.path for patch in selection.patches)
     left_out = tuple(patch.path for patch in selection.left_out)
-    _refuse_symlink(package)
-    with exclusive(package) as recovered:
+    _refuse_symlink(tree / queue.project)
+    with exclusive(unit) as recovered:
         state = tree_state(tree, queue)
         if state.kind == "missing" or (state.kind == "foreign" and not state.repairable):
             raise _refusal(state, queue)
-        marker = read_marker(package)
+        marker = own_marker(tree, queue.project)
         reader = PristineReader(tree, marker)
         plan = plan_patches(reader, selection.patches)
         plan.require(*((Fit.EXACT,) if whole else (Fit.EXACT, Fit.OFFSET)))
@@ -184,7 +192,8 @@ def apply_queue(
         else:
             done = state.kind == "pristine" and marker is None
         if not done:
-            _write(package, reader, {name: plan.after[name] for name in files}, queue, names)
+            changes = {name: plan.after[name] for name in files}
+            _write(tree, queue.facts, reader, changes, queue, names)
         shifted = tuple(line for fit in plan.fits for line in fit.details)
         return ApplyReport(tree, not done, queue.digest, names, files, left_out, recovered, shifted)
 
@@ -200,8 +209,8 @@ def revert(tree: Path, project: str = "verl") -> ApplyReport:
     """
     package = tree / project
     _refuse_symlink(package)
-    with exclusive(package) as recovered:
-        marker = read_marker(package)
+    with exclusive(_unit(tree, find_project(project))) as recovered:
+        marker = own_marker(tree, project)
         if not package.is_dir():
             raise _no_package(package)
         if marker is None:
@@ -213,8 +222,29 @@ def revert(tree: Path, project: str = "verl") -> ApplyReport:
                 f"{tree}: edited since the patches were applied: {', '.join(edited)}",
                 fix=f"save your edits, then reinstall {project} {marker.version}",
             )
-        _write(package, reader, {}, None, ())
+        _write(tree, find_project(project), reader, {}, None, ())
         return ApplyReport(tree, True, "", (), (), recovered=recovered)
+
+
+def own_marker(tree: Path, project: str) -> Marker | None:
+    """The marker of ``tree``. A wheel built from a patched source tree carries that tree's marker:
+    what it says of files beside the package does not concern the installed package.
+    """
+    marker = read_marker(tree / project)
+    facts = find_project(project)
+    if marker is None or not facts.beside or facts.is_source(tree):
+        return marker
+    return marker.model_copy(
+        update={
+            "patches": tuple(p for p in marker.patches if not p.startswith(f"{BUILD_GROUP}/")),
+            "files": {name: file for name, file in marker.files.items() if facts.inside(name)},
+        }
+    )
+
+
+def _unit(tree: Path, project: Project) -> Path:
+    """The folder that is exchanged as a whole."""
+    return tree if project.is_source(tree) else tree / project.name
 
 
 class PristineReader:
@@ -254,21 +284,24 @@ class PristineReader:
 
 
 def _write(
-    package: Path,
+    tree: Path,
+    project: Project,
     reader: PristineReader,
     changes: Mapping[str, bytes | None],
     queue: Queue | None,
     patches: tuple[str, ...],
 ) -> None:
-    """Build the package anew with ``changes`` on the released files, and exchange it."""
-    staging = next_folder(package)
+    """Build the unit anew with ``changes`` on the released files, and exchange it."""
+    unit = _unit(tree, project)
+    staging = next_folder(unit)
+    package = staging / (tree / project.name).relative_to(unit)
     contents = {name: reader(name) for name in reader.ours} | dict(changes)
     released = {name: reader(name) for name in changes}
-    copy_folder(package, staging)
+    copy_folder(unit, staging)
     for leftover in (MARKER, PRISTINE):
-        (staging / leftover).unlink(missing_ok=True)
+        (package / leftover).unlink(missing_ok=True)
     for name, content in contents.items():
-        _replace(staging / Path(name).relative_to(package.name), content, staging)
+        _replace(staging / (tree / name).relative_to(unit), content, staging)
     if queue is not None and patches:
         marker = Marker(
             project=queue.project,
@@ -281,8 +314,8 @@ def _write(
             },
         )
         copies = {name: data for name, data in released.items() if data is not None}
-        write_marker(staging, marker, copies)
-    swap_in(package)
+        write_marker(package, marker, copies)
+    swap_in(unit)
 
 
 def _replace(path: Path, content: bytes | None, root: Path) -> None:
@@ -327,10 +360,20 @@ def _no_package(package: Path) -> TreeError:
 def _refusal(state: TreeState, queue: Queue) -> TreeError:
     if state.kind == "missing":
         return _no_package(state.tree / queue.project)
-    version_file = state.tree / queue.project / "version" / "version"
-    found = version_file.read_text("utf-8").strip() if version_file.is_file() else ""
+    found = _stated_version(state.tree / queue.project)
     other = f" (it is {queue.project} {found})" if found not in ("", queue.version) else ""
     return TreeError(
         state.describe() + other,
         fix=f"reinstall {queue.project}=={queue.version} without touching its files, then apply",
     )
+
+
+def _stated_version(package: Path) -> str:
+    """The version that the package itself states; empty if it does not."""
+    plain, generated = package / "version" / "version", package / "_version.py"
+    if plain.is_file():  # verl
+        return plain.read_text("utf-8").strip()
+    if generated.is_file():  # setuptools_scm: vllm
+        match = re.search(r"^__version__.*= '([^']+)'", generated.read_text("utf-8"), re.MULTILINE)
+        return match.group(1) if match else ""
+    return ""

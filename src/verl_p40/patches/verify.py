@@ -12,9 +12,8 @@ from verl_p40.errors import TreeError
 from verl_p40.patches.hunks import Fit
 from verl_p40.patches.lint import Finding, lint_queue, repository_of
 from verl_p40.patches.manifest import manifest_of
-from verl_p40.patches.marker import read_marker
 from verl_p40.patches.queue import PatchFit, Plan, Queue, load_queue, plan_patches
-from verl_p40.patches.tree import PristineReader
+from verl_p40.patches.tree import PristineReader, own_marker
 
 
 @dataclass
@@ -64,7 +63,7 @@ def verify_queue(directory: Path, tree: Path, *, version: str) -> VerifyReport:
 
 
 def _compare(queue: Queue, tree: Path, report: VerifyReport) -> list[Finding]:
-    real = manifest_of(tree, queue.project)
+    real = manifest_of(tree, *queue.facts.roots)
     report.files = len(real)
     findings = []
     for name in sorted({*real, *queue.manifest}):
@@ -127,9 +126,10 @@ def status_against(queue: Queue, tree: Path, target: str) -> StatusReport:
         tree: that release, unpacked or installed; one that we patched is read as released.
         target: what to call it.
     """
-    reader = PristineReader(tree, read_marker(tree / queue.project))
+    queue = queue.fitting(tree)
+    reader = PristineReader(tree, own_marker(tree, queue.project))
     plan = plan_patches(reader, queue.patches)
-    theirs = manifest_of(tree, queue.project)
+    theirs = manifest_of(tree, *queue.facts.roots)
     theirs |= {name: file.before or "" for name, file in reader.ours.items()}
     changed = [n for n in sorted(plan.before) if theirs.get(n, "") != queue.manifest.get(n, "")]
     return StatusReport(target, plan.fits, tuple(changed))

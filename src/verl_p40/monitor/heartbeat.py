@@ -1,0 +1,60 @@
+"""``<runs>/.monitor.json``: that a monitor is at work, for a container's health check.
+
+The standard library alone: a health check imports this every few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+NAME = ".monitor.json"
+
+
+def write(runs_dir: Path, *, run: str | None, samples: int, errors: int) -> None:
+    """Say that a sample has just gone where it belongs. The file is replaced in one rename.
+
+    Args:
+        run: the run that is followed; None while there is none.
+        samples: samples written into run folders since the monitor's start.
+        errors: samples that could not be written.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    document = {"time": now, "run": run, "samples": samples, "errors": errors}
+    temporary = runs_dir / f"{NAME}.{os.getpid()}.tmp"
+    try:
+        temporary.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        temporary.replace(runs_dir / NAME)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def last(runs_dir: Path | str) -> dict[str, Any] | None:
+    """What the last heartbeat says: ``time``, ``run``, ``samples``, ``errors``. None without one."""
+    try:
+        document = json.loads((Path(runs_dir) / NAME).read_text(encoding="utf-8"))
+        datetime.fromisoformat(document["time"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return dict(document)
+
+
+def freshness(runs_dir: Path | str) -> float | None:
+    """Seconds since a monitor's last good sample; None when there has been none.
+
+    A sample is good when it was written, or when there was no run to write it for.
+    """
+    document = last(runs_dir)
+    if document is None:
+        return None
+    then = datetime.fromisoformat(document["time"])
+    return max(0.0, (datetime.now(timezone.utc) - then).total_seconds())

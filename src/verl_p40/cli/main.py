@@ -22,7 +22,7 @@ app = typer.Typer(
     epilog="Example: verl-p40 train cpu-demo",
 )
 
-GROUPS = ("train", "data", "stack", "patches", "audit", "presets")
+GROUPS = ("train", "monitor", "data", "stack", "patches", "audit", "presets", "image")
 """Modules of ``verl_p40.cli`` that each expose ``register(app)``, in the order of ``--help``."""
 
 

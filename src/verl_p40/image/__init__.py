@@ -1,0 +1,1 @@
+"""The container image: build, inspect, push, pull, verify, through a Docker Engine."""

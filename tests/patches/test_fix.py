@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -177,3 +178,151 @@ def test_hf_rollout_generates_what_the_model_says(
             if expected == model.generation_config.eos_token_id:
                 break
             tokens = torch.cat([tokens, expected.unsqueeze(0)])
+
+
+class _Rank:
+    """One worker in place of Ray's worker group: the same calls, in this process."""
+
+    world_size = 1
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    def save_checkpoint(self, path: str, remote: Any, step: int, max_ckpt_to_keep: Any) -> None:
+        self._worker.save_checkpoint(path, remote, step, max_ckpt_to_keep)
+
+
+@pytest.fixture
+def grpo(
+    worker_config: Any, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """verl's trainer with a real actor worker: five GRPO steps of two prompts, two samples each.
+
+    ``grpo(on_reward=..., on_validation=..., **trainer settings)``: the callbacks get the count
+    of training and validation batches scored so far.
+    """
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from transformers import AutoTokenizer
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+    from verl.utils.dataset.rl_dataset import collate_fn
+    from verl.workers.fsdp_workers import ActorRolloutRefWorker
+
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
+    monkeypatch.setenv("VERL_STOP_FILE", str(tmp_path / "stop"))
+
+    def make(on_reward: Any = None, on_validation: Any = None, **settings: Any) -> Any:
+        config = worker_config(
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.rollout.n=2",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "data.train_batch_size=2",
+            "trainer.logger=[file]",
+            "trainer.val_before_train=False",
+            "trainer.balance_batch=False",
+            f"trainer.default_local_dir={tmp_path / 'checkpoints'}",
+            *(f"trainer.{name}={value}" for name, value in settings.items()),
+        )
+        worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor_rollout")
+        worker.init_model()
+
+        def prompt(row: int) -> dict[str, Any]:
+            ids = torch.tensor([0] * 4 + [40 + row] * 4)
+            mask = (ids != 0).long()
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)
+            return {
+                "input_ids": ids,
+                "attention_mask": mask,
+                "position_ids": positions,
+                "raw_prompt_ids": ids[4:].tolist(),
+                "data_source": "numbers",
+            }
+
+        seen = {"train": 0, "test": 0}
+
+        def reward(split: str, callback: Any) -> Any:
+            def score(data: Any, return_dict: bool = False) -> Any:
+                seen[split] += 1
+                if callback:
+                    callback(seen[split])
+                scores = torch.zeros(data.batch["responses"].shape)
+                scores[:, -1] = torch.arange(len(scores)).float()
+                return {"reward_tensor": scores, "reward_extra_info": {}} if return_dict else scores
+
+            return score
+
+        trainer = object.__new__(RayPPOTrainer)
+        trainer.config = config
+        trainer.tokenizer = AutoTokenizer.from_pretrained(model_dir)
+        trainer.reward_fn = reward("train", on_reward)
+        trainer.val_reward_fn = reward("test", on_validation)
+        trainer.actor_rollout_wg = _Rank(worker)
+        trainer.use_critic = trainer.use_rm = trainer.use_reference_policy = False
+        trainer.async_rollout_mode = False
+        trainer.total_training_steps = 5
+        trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+        rows = [prompt(row) for row in range(10)]
+        loader = {"batch_size": 2, "collate_fn": collate_fn}
+        trainer.train_dataloader = StatefulDataLoader(rows, **loader)
+        trainer.val_dataloader = StatefulDataLoader(rows[:4], **loader)
+        trainer.seen = seen
+        return trainer
+
+    return make
+
+
+def _logged(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def _validated(record: dict[str, Any]) -> bool:
+    return any(name.startswith("val-") for name in record["data"])
+
+
+def test_a_requested_stop_saves_the_step_and_returns(grpo: Any, tmp_path: Path) -> None:
+    """Asked for in the middle of step 2 of 5, two prompts before the next validation."""
+
+    def ask(step: int) -> None:
+        if step == 2:
+            (tmp_path / "stop").touch()
+
+    trainer = grpo(on_reward=ask, save_freq=100, test_freq=1)
+    trainer.fit()
+    logged = _logged(tmp_path)
+    assert [record["step"] for record in logged] == [1, 2]
+    assert [_validated(record) for record in logged] == [True, False]
+    assert "actor/pg_loss" in logged[1]["data"]
+    checkpoints = tmp_path / "checkpoints"
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "2"
+    assert [path.name for path in checkpoints.glob("global_step_*")] == ["global_step_2"]
+    assert (checkpoints / "global_step_2" / "actor" / "model_world_size_1_rank_0.pt").is_file()
+
+
+def test_a_validation_is_left_when_a_stop_is_requested(grpo: Any, tmp_path: Path) -> None:
+    """A validation of half the questions has no figures, and the step is saved all the same."""
+    trainer = grpo(
+        on_validation=lambda batch: (tmp_path / "stop").touch(), save_freq=100, test_freq=1
+    )
+    trainer.fit()
+    assert trainer.seen == {"train": 1, "test": 1}
+    assert [_validated(record) for record in _logged(tmp_path)] == [False]
+    assert (tmp_path / "checkpoints" / "global_step_1" / "data.pt").is_file()
+
+
+def test_a_stop_saves_nothing_where_checkpoints_are_off(grpo: Any, tmp_path: Path) -> None:
+    trainer = grpo(on_reward=lambda step: (tmp_path / "stop").touch(), save_freq=-1, test_freq=-1)
+    trainer.fit()
+    assert [record["step"] for record in _logged(tmp_path)] == [1]
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_without_a_request_every_step_is_trained(
+    grpo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VERL_STOP_FILE")
+    grpo(save_freq=-1, test_freq=-1).fit()
+    assert [record["step"] for record in _logged(tmp_path)] == [1, 2, 3, 4, 5]

@@ -88,12 +88,13 @@ P40 = GpuProfile(
         ("shared_memory_per_multiprocessor", _GUIDE),
         (
             "memory_mib_ecc_on",
-            "22,912 MiB: older drivers; 23,040: nvidia-smi 550.127.05 (captures/p40-tables.txt)",
+            "nvidia-smi: 22,912 under driver 375, 22,919 under 390 to 440, 23,040 under 550 "
+            "(captures/p40-tables.csv)",
         ),
         (
             "memory_mib_ecc_off",
-            "24,451 MiB: nvidia-smi 410.79; 24,576: 535.129.03 and 545.29.06, which count what the "
-            "driver reserves (captures/p40-tables.txt)",
+            "nvidia-smi: 24,451 under driver 410, 24,576 under 535 and 545, which count what the "
+            "driver reserves (captures/p40-tables.csv)",
         ),
         ("memory_bandwidth_gb_s", "NVIDIA, Tesla P40 data sheet"),
         ("fp32_tflops", "2 x 3,840 x 1.531 GHz; NVIDIA's data sheet rounds to 12"),

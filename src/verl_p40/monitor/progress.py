@@ -80,6 +80,8 @@ def ending(run: RunFolder) -> str:
             status = event.get("status", "failed")
             reason = event.get("error") or ("" if status == "interrupted" else event.get("exit"))
             return f"{status} at step {event.get('step')}" + (f": {reason}" if reason else "")
+        if event["event"] == "stopped":
+            return f"stopped at step {event.get('step')}"
         if event["event"] in ("start", "resume"):
             break
     return "ended without saying how"

@@ -46,8 +46,8 @@ class Root:
 def recorded_pid(lock_file: Path) -> int:
     """The id the run's supervisor gave itself, in its own PID namespace; 0 for none."""
     try:
-        return int(lock_file.read_text() or 0)
-    except (OSError, ValueError):
+        return int(lock_file.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
         return 0
 
 

@@ -142,9 +142,10 @@ def build(
     if json:
         print_json(built.as_json())
         return
+    layers = "1 layer" if built.layers == 1 else f"{built.layers} layers"
     console().print(
         f"built {escape(', '.join(built.tags))}\n{built.id}\n"
-        f"{decimal(built.size)} in {built.layers} layers, {built.seconds:.0f} s"
+        f"{decimal(built.size)} in {layers}, {built.seconds:.0f} s"
     )
 
 

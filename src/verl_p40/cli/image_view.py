@@ -7,7 +7,6 @@ import shlex
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.table import Table
 
 from verl_p40.cli.output import console, print_json
 from verl_p40.image import contents
@@ -93,22 +92,19 @@ def _contents(found: Description) -> list[tuple[str, str]]:
 
 
 def _print_steps(out: Console, found: Description) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("size", justify="right", no_wrap=True)
-    if found.compressed is not None:
-        table.add_column("download", justify="right", no_wrap=True)
-    table.add_column("made by", overflow="ellipsis", no_wrap=True)
+    width = max(out.width - 24, 40) if out.is_terminal else 200
+    downloads = found.compressed is not None
+    out.print()
+    out.print(f"[bold]{'size':>10}  {'download  ' if downloads else ''}made by[/]")
     small = [step for step in found.steps if step.size < SMALL]
     for step in found.steps:
         if step.size < SMALL:
             continue
-        row = [decimal(step.size)]
-        if found.compressed is not None:
-            row.append("" if step.compressed is None else decimal(step.compressed))
+        download = "" if step.compressed is None else decimal(step.compressed)
         text = step.instruction or "(imported)"
-        table.add_row(*row, escape(text if out.is_terminal else text[:100]))
-    out.print()
-    out.print(table)
+        text = text if len(text) <= width else f"{text[: width - 1]}…"
+        column = f"{download:>8}  " if downloads else ""
+        out.print(f"{decimal(step.size):>10}  {column}{escape(text)}", soft_wrap=True)
     if small:
         total = decimal(sum(step.size for step in small))
         out.print(f"and {len(small)} steps below {decimal(SMALL)}, {total} together")

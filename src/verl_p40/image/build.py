@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
 TAIL = 60
 """Lines of a failed build that are searched for the reason."""
+_STEP = re.compile(r"^#\d+ ([\d.]+ )?(ERROR: )?")
 FULL = 64 * 2**20
 """Free bytes below which a failed build is put down to the full disk."""
 
@@ -299,7 +300,7 @@ def _failure(client: DockerClient, code: int, tail: Sequence[str]) -> VerlP40Err
     """The reason of a failed build, where a line of it is one we know."""
     full = next((line for line in tail if "no space left on device" in line), "")
     if full:
-        return explain(full)
+        return explain(_STEP.sub("", full))
     root = ""
     try:
         with asking():

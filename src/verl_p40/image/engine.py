@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,10 @@ def asking(image: Reference | str = "") -> Iterator[None]:
     from docker.errors import APIError, DockerException
 
     try:
-        yield
+        with warnings.catch_warnings():
+            # docker-py warns that a credential helper is missing, and then raises that.
+            warnings.filterwarnings("ignore", message="docker-credential-")
+            yield
     except APIError as error:
         raise explain(str(error.explanation or error), image) from error
     except (DockerException, StoreError) as error:

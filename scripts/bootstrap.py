@@ -414,11 +414,22 @@ def run_uv(uv: str, *arguments: str) -> None:
     raise BootstrapError(f"uv {arguments[0]} failed: {words}", fix, code)
 
 
-def lock_lines(lock: str, names: tuple[str, ...]) -> str:
-    """The blocks of a lock for some packages, as a requirement file."""
+def lock_blocks(lock: str) -> list[tuple[str, str]]:
+    """Each package of a lock: its name, and its lines."""
     text = (LOCKS / lock).read_text(encoding="utf-8")
     blocks = re.split(r"\n(?=[A-Za-z0-9])", text)
-    return "\n".join(b for b in blocks if re.split(r"[=\[ ]", b, maxsplit=1)[0] in names) + "\n"
+    return [
+        (re.split(r"[=\[ ]", b, maxsplit=1)[0], b) for b in blocks if re.match("[A-Za-z0-9]", b)
+    ]
+
+
+def lock_names(lock: str) -> set[str]:
+    return {name for name, _ in lock_blocks(lock)}
+
+
+def lock_lines(lock: str, names: tuple[str, ...]) -> str:
+    """The blocks of a lock for some packages, as a requirement file."""
+    return "\n".join(lines for name, lines in lock_blocks(lock) if name in names) + "\n"
 
 
 def install(uv: str, folder: Path, lock: str) -> None:

@@ -2,7 +2,9 @@
 
 The new folder is written beside the old one and exchanged with it by one system call where the
 kernel and the file system offer that (``renameat2`` with RENAME_EXCHANGE, Linux 3.15, see
-renameat2(2)), else by two renames. A crash between the two is repaired by :func:`recover`.
+renameat2(2)), else by two renames. A folder of a container image's lower layer can be renamed in
+neither way (EXDEV, see "redirect_dir" in the kernel's overlayfs.rst): there the old one is copied
+aside and removed. A crash between the steps is repaired by :func:`recover`.
 """
 
 from __future__ import annotations
@@ -93,10 +95,14 @@ def recover(folder: Path) -> bool:
     """
     previous = previous_folder(folder)
     restored = False
+    if previous.is_dir() and next_folder(folder).is_dir() and folder.is_dir():
+        # Only a copy set aside by _replace leaves all three: the removal was not finished.
+        shutil.rmtree(folder)
     if previous.is_dir() and not os.path.lexists(folder):
         previous.rename(folder)
         restored = True
-    for leftover in (previous, next_folder(folder)):
+    copying = previous.with_name(f"{previous.name}-copying")
+    for leftover in (previous, copying, next_folder(folder)):
         if leftover.is_dir():
             shutil.rmtree(leftover)
     return restored
@@ -125,14 +131,37 @@ def swap_in(folder: Path) -> None:
     if not folder.exists():
         new.rename(folder)
         return
-    if exchange(new, folder):
-        old = new
-    else:
-        old = previous_folder(folder)
-        folder.rename(old)
-        new.rename(folder)
+    try:
+        if exchange(new, folder):
+            old = new
+        else:
+            old = previous_folder(folder)
+            folder.rename(old)
+            new.rename(folder)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        old = _replace(folder, new)
     _sync_folder(folder.parent)
     shutil.rmtree(old)
+
+
+def _replace(folder: Path, new: Path) -> Path:
+    """Put ``new`` in the place of a folder that cannot be renamed; the copy of the old one."""
+    old = previous_folder(folder)
+    copying = old.with_name(f"{old.name}-copying")
+    shutil.rmtree(copying, ignore_errors=True)
+    try:
+        copy_folder(folder, copying)
+    except OSError:
+        shutil.rmtree(copying, ignore_errors=True)
+        raise
+    _sync(copying)
+    copying.rename(old)
+    _sync_folder(folder.parent)
+    shutil.rmtree(folder)
+    new.rename(folder)
+    return old
 
 
 def exchange(one: Path, other: Path) -> bool:

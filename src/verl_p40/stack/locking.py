@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from verl_p40.errors import ExitCode, MachineError, NetworkError, VerlP40Error
-from verl_p40.stack import lockfile, paths, pins
+from verl_p40.stack import dockerfile, lockfile, paths, pins
 from verl_p40.stack.index import index_url
 from verl_p40.stack.pins import Pins, ReleasePin
 from verl_p40.stack.uv import uv_binary
@@ -311,6 +311,13 @@ def main(argv: list[str] | None = None) -> int:
             else:
                 path.write_text(text, encoding="utf-8")
                 print(f"{recipe.name}: written")
+    image = project_file().parent / dockerfile.NAME
+    if args.check or args.offline:
+        problems += dockerfile.problems(image, loaded)
+    elif changed := dockerfile.problems(image, loaded):
+        text = dockerfile.rewritten(image.read_text(encoding="utf-8"), loaded)
+        image.write_text(text, encoding="utf-8")
+        print("\n".join(f"{line}: written" for line in changed))
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:

@@ -1,0 +1,182 @@
+# verl-p40: verl on a Tesla P40 (sm_61), and on the CPU. Targets: `train` (the last one, so the
+# default) and `monitor` (slim, no torch). docs/docker.md: what is in them, and building elsewhere.
+#
+# No `# syntax=` line on purpose: it would fetch a front end from Docker Hub at every build, and
+# nothing here needs more than the one that engines have had since 20.10.
+
+# Public `docker pull` logs name this digest for the tag (docs/docker.md). NVIDIA deletes old tags:
+# mirror the image and set BASE_IMAGE to the mirror.
+ARG BASE_IMAGE=nvidia/cuda:11.8.0-base-ubuntu22.04@sha256:f895871972c1c91eb6a896eee68468f40289395a1e58c492e1be7929d0f8703b
+# cu118: torch for CUDA 11.8. cpu: torch from the package index, on Python 3.10 or 3.11.
+ARG FLAVOR=cu118
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cu118
+# For the labels; `nox -s lock` writes them, and the build fails when PATCHES_DIGEST is not so.
+ARG VERSION=0.1.0
+ARG VERL_VERSION=0.4.1
+ARG TORCH_VERSION=2.6.0
+ARG PATCHES_DIGEST=77ba83d72014fb63132a5b65eda90038e39a5eaf91d04a11aa33accd5814c09c
+# The commit that is built.
+ARG REVISION=""
+
+# --- base: what both targets start from ----------------------------------------------------
+# hadolint ignore=DL3006
+FROM ${BASE_IMAGE} AS base
+SHELL ["/bin/bash", "-eo", "pipefail", "-c"]
+# The distribution's own Python: 3.10 on Ubuntu 22.04, 3.11 on Debian 12.
+# hadolint ignore=DL3008
+RUN export DEBIAN_FRONTEND=noninteractive \
+ && apt-get update -qq \
+ && apt-get install -qq --no-install-recommends ca-certificates python3 tini >/dev/null \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*.log /var/log/apt
+# Group 0 and folders that it may write: whatever its uid, a process with group 0 can use them.
+RUN useradd --uid 1000 --gid 0 --no-log-init --no-create-home --home-dir /home/verl verl \
+ && install -d -m 2775 -o verl -g root /home/verl /cache /data /models /runs
+ENV PATH=/opt/verl-p40/bin:$PATH \
+    HOME=/home/verl \
+    USER=verl \
+    LANG=C.UTF-8 \
+    PYTHONUNBUFFERED=1 \
+    VERL_P40_RUNS=/runs \
+    VERL_P40_DATA=/data \
+    VERL_P40_MODELS=/models \
+    VERL_P40_HOME=/cache/verl-p40 \
+    HF_HOME=/cache/huggingface
+WORKDIR /home/verl
+ENTRYPOINT ["/usr/bin/tini", "--"]
+
+# --- builder: uv, by hash ------------------------------------------------------------------
+FROM base AS builder
+# hadolint ignore=DL3008
+RUN export DEBIAN_FRONTEND=noninteractive \
+ && apt-get update -qq \
+ && apt-get install -qq --no-install-recommends binutils >/dev/null
+ARG PYPI_INDEX=""
+ENV PYPI_INDEX=${PYPI_INDEX} \
+    UV_CACHE_DIR=/var/cache/uv \
+    UV_COMPILE_BYTECODE=1 \
+    UV_HTTP_TIMEOUT=300 \
+    UV_LINK_MODE=copy \
+    UV_PYTHON_DOWNLOADS=never
+COPY scripts/bootstrap.py scripts/image_build.py /build/scripts/
+COPY locks/bootstrap.txt /build/locks/
+RUN --mount=type=secret,id=ca \
+    python3 /build/scripts/image_build.py uv /usr/local/bin/uv
+
+# --- stack: torch, ray and the rest, by hash; everything of the lock but verl ---------------
+# Most of the image. It changes with the lock alone, so an edit of a patch or of our code
+# neither builds nor pulls it again.
+FROM builder AS stack
+ARG FLAVOR
+ARG TORCH_INDEX
+COPY locks/train-${FLAVOR}.txt /build/locks/
+RUN --mount=type=secret,id=ca --mount=type=cache,target=/var/cache/uv \
+    python3 /build/scripts/image_build.py install /opt/verl-p40 \
+      /build/locks/train-${FLAVOR}.txt --without uv verl \
+ && python3 /build/scripts/image_build.py slim /opt/verl-p40/lib/python3.*/site-packages
+
+# --- light: the command without torch, and the wheel of our package ------------------------
+FROM builder AS light
+COPY locks/tool.txt /build/locks/
+RUN --mount=type=secret,id=ca --mount=type=cache,target=/var/cache/uv \
+    python3 /build/scripts/image_build.py install /opt/verl-p40 /build/locks/tool.txt
+COPY pyproject.toml README.md LICENSE /src/
+COPY src /src/src
+COPY patches /src/patches
+COPY locks /src/locks
+RUN uv build --quiet --offline --wheel --no-build-isolation --python /opt/verl-p40/bin/python \
+      --out-dir /dist /src
+
+# --- patched: verl, by hash, with our queue; verified and audited ---------------------------
+FROM stack AS patched
+ARG FLAVOR
+RUN --mount=type=secret,id=ca --mount=type=cache,target=/var/cache/uv \
+    python3 /build/scripts/image_build.py install /opt/verl-p40 \
+      /build/locks/train-${FLAVOR}.txt --only verl
+COPY --from=light /dist /dist
+RUN uv pip install --quiet --offline --no-deps --python /opt/verl-p40/bin/python /dist/*.whl
+# A queue that does not apply to the byte, or an audit that finds something, ends the build.
+RUN --mount=type=secret,id=ca --mount=type=cache,target=/cache/verl-p40 \
+    python3 /build/scripts/image_build.py run verl-p40 patches verify \
+ && verl-p40 patches apply /opt/verl-p40/lib/python3.*/site-packages \
+ && verl-p40 audit /opt/verl-p40/lib/python3.*/site-packages
+ARG BASE_IMAGE
+ARG PATCHES_DIGEST
+ARG REVISION
+# What changes with our code, gathered for one COPY.
+RUN python3 -m compileall -q -j 0 /opt/verl-p40/lib/python3.*/site-packages/verl \
+ && /opt/verl-p40/bin/python -m verl_p40.stack.contents /opt/verl-p40 --target train \
+      --flavor "${FLAVOR}" --base-image "${BASE_IMAGE}" --revision "${REVISION}" \
+      --patches-digest "${PATCHES_DIGEST}" \
+ && mkdir /out \
+ && cd / \
+ && cp -a --parents opt/verl-p40/*.json opt/verl-p40/bin/verl-p40 \
+      opt/verl-p40/lib/python3.*/site-packages/verl{,-*,_p40,_p40-*} /out
+
+# --- monitor: samples and shows a run; no torch, no verl ------------------------------------
+FROM light AS monitor-env
+# What built things is not needed to run them.
+RUN uv pip uninstall --quiet --python /opt/verl-p40/bin/python \
+      editables hatchling pathspec pluggy setuptools trove-classifiers uv \
+ && uv pip install --quiet --offline --no-deps --python /opt/verl-p40/bin/python /dist/*.whl
+ARG FLAVOR
+ARG BASE_IMAGE
+ARG PATCHES_DIGEST
+ARG REVISION
+RUN /opt/verl-p40/bin/python -m verl_p40.stack.contents /opt/verl-p40 --target monitor \
+      --flavor "${FLAVOR}" --base-image "${BASE_IMAGE}" --revision "${REVISION}" \
+      --patches-digest "${PATCHES_DIGEST}"
+
+FROM base AS monitor
+COPY --from=monitor-env /opt/verl-p40 /opt/verl-p40
+COPY --chmod=755 scripts/service.py /opt/verl-p40/bin/service
+ARG BASE_IMAGE
+ARG REVISION
+ARG VERSION
+LABEL org.opencontainers.image.title="verl-p40 monitor" \
+      org.opencontainers.image.description="Samples GPU and host into the folder of a verl-p40 run" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}" \
+      io.verl-p40.target="monitor"
+USER 1000:0
+CMD ["service", "monitor"]
+
+# --- train ---------------------------------------------------------------------------------
+FROM base AS train
+# Triton compiles a launcher in C for each kernel that it starts on a GPU.
+ARG RUNTIME_PACKAGES="gcc libc6-dev python3-dev"
+# hadolint ignore=DL3008,SC2086
+RUN if [ -n "${RUNTIME_PACKAGES}" ]; then \
+      export DEBIAN_FRONTEND=noninteractive \
+      && apt-get update -qq \
+      && apt-get install -qq --no-install-recommends ${RUNTIME_PACKAGES} >/dev/null \
+      && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*.log /var/log/apt; \
+    fi
+COPY --from=stack /opt/verl-p40 /opt/verl-p40
+COPY --from=patched /out/ /
+COPY --chmod=755 scripts/service.py /opt/verl-p40/bin/service
+# A mirror of the Hugging Face hub, for every container of this image.
+ARG HF_ENDPOINT=https://huggingface.co
+ARG FLAVOR
+ARG BASE_IMAGE
+ARG REVISION
+ARG VERSION
+ARG VERL_VERSION
+ARG TORCH_VERSION
+ARG PATCHES_DIGEST
+ENV HF_ENDPOINT=${HF_ENDPOINT} \
+    VERL_P40_ENV=/opt/verl-p40
+LABEL org.opencontainers.image.title="verl-p40" \
+      org.opencontainers.image.description="verl (PPO, GRPO) on a Tesla P40 and other pre-Ampere cards" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}" \
+      io.verl-p40.target="train" \
+      io.verl-p40.flavor="${FLAVOR}" \
+      io.verl-p40.verl="${VERL_VERSION}" \
+      io.verl-p40.torch="${TORCH_VERSION}" \
+      io.verl-p40.patches-digest="${PATCHES_DIGEST}"
+USER 1000:0
+CMD ["service", "train"]

@@ -1,0 +1,132 @@
+"""Steps of the Dockerfile that are more than a line: python3 scripts/image_build.py STEP ...
+
+    uv DESTINATION              get the pinned uv, by hash
+    install PREFIX LOCK [--only NAME ... | --without NAME ...]
+                                make an environment at PREFIX and install a hashed lock into it
+    slim SITE_PACKAGES          remove what no run needs
+    run COMMAND ...             run a command that uses the network
+
+Standard library only. A certificate authority for the network comes as the build secret `ca`,
+indexes as PYPI_INDEX and TORCH_INDEX; nothing of them stays in a layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import bootstrap
+
+SECRET_CA = Path("/run/secrets/ca")
+
+# What torch, ray, numpy and others carry for building or testing against them. Not: the headers
+# that Triton compiles its launchers with (triton/backends/nvidia/include).
+UNNEEDED = (
+    "numpy/**/tests",
+    "nvidia/*/include",
+    "pandas/tests",
+    "pyarrow/include",
+    "pyarrow/tests",
+    "ray/jars",
+    "tests",
+    "torch/include",
+    "torch/share",
+    "triton/_C/libproton.so",
+    "triton/instrumentation",
+)
+
+
+def environment() -> dict[str, str]:
+    env = dict(os.environ)
+    if SECRET_CA.is_file() and SECRET_CA.stat().st_size:
+        for variable in bootstrap.CA_VARIABLES:
+            env[variable] = str(SECRET_CA)
+    if env.get("PYPI_INDEX"):
+        env["UV_DEFAULT_INDEX"] = env["PYPI_INDEX"]
+    return env
+
+
+def uv(*arguments: str) -> None:
+    subprocess.run([bootstrap.get_uv(), *arguments], check=True)
+
+
+def install(prefix: Path, lock: Path, only: list[str], without: list[str]) -> None:
+    """Every file by hash; which index serves it therefore does not matter."""
+    if not prefix.exists():
+        uv("venv", "--quiet", "--relocatable", str(prefix))
+    common = ["pip", "install", "--python", str(prefix / "bin" / "python"), "--require-hashes"]
+    common += ["--no-deps", "--no-build-isolation"]
+    names = bootstrap.lock_names(lock.name)
+    unknown = {*only, *without} - names
+    if unknown:
+        raise bootstrap.BootstrapError(
+            f"{lock} has no {', '.join(sorted(unknown))}", "correct --only or --without"
+        )
+    wanted = set(only) or names - set(without)
+    # Local versions (2.6.0+cu118) are on the PyTorch index alone, which is asked for nothing else.
+    local = {n for n, lines in bootstrap.lock_blocks(lock.name) if "+" in lines.split(";")[0]}
+    groups = [
+        (wanted & local, ["--default-index", os.environ.get("TORCH_INDEX", "")]),
+        # The packages without a wheel are built with this one.
+        (wanted & {"setuptools"}, []),
+        (wanted - local - {"setuptools"}, []),
+    ]
+    for chosen, options in groups:
+        if chosen:
+            with tempfile.TemporaryDirectory() as scratch:
+                part = Path(scratch, lock.name)
+                part.write_text(bootstrap.lock_lines(lock.name, tuple(chosen)), encoding="utf-8")
+                uv(*common, *options, "-r", str(part))
+
+
+def slim(site_packages: Path) -> None:
+    before = size(site_packages)
+    for pattern in UNNEEDED:
+        for path in list(site_packages.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    # 380 MB of libtriton.so (3.2.0) is debug information. The code stays as it is.
+    for path in site_packages.glob("triton/_C/*.so"):
+        subprocess.run(["strip", "--strip-debug", str(path)], check=True)
+    print(f"slim: {before / 1e6:.0f} MB -> {size(site_packages) / 1e6:.0f} MB")
+
+
+def size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    steps = parser.add_subparsers(dest="step", required=True)
+    steps.add_parser("uv").add_argument("destination", type=Path)
+    into = steps.add_parser("install")
+    into.add_argument("prefix", type=Path)
+    into.add_argument("lock", type=Path)
+    into.add_argument("--only", nargs="*", default=[])
+    into.add_argument("--without", nargs="*", default=[])
+    steps.add_parser("run").add_argument("command", nargs=argparse.REMAINDER)
+    steps.add_parser("slim").add_argument("site_packages", type=Path)
+    args = parser.parse_args()
+    os.environ.update(environment())
+    bootstrap.WORK.mkdir(exist_ok=True)
+    if args.step == "uv":
+        shutil.copy2(bootstrap.get_uv(), args.destination)
+    elif args.step == "install":
+        install(args.prefix, args.lock, args.only, args.without)
+    elif args.step == "run":
+        subprocess.run(args.command, check=True)
+    else:
+        slim(args.site_packages)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except bootstrap.BootstrapError as error:
+        sys.exit(f"error: {error}\n  fix: {error.fix}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)

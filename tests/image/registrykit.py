@@ -7,6 +7,7 @@ folder; nothing of the system changes. The images hold a static BusyBox, so that
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -14,14 +15,17 @@ import shutil
 import socket
 import subprocess
 import tarfile
+import threading
 import time
 import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import docker
 import pytest
@@ -110,6 +114,75 @@ def serve(
     finally:
         process.terminate()
         process.wait(20)
+
+
+@contextmanager
+def serve_tokens(binary: Path, folder: Path) -> Iterator[str]:
+    """A registry behind a token server: whoever is not logged in may only read.
+
+    The tokens are JSON web tokens, signed with a key whose certificate the registry knows
+    (distribution, ``spec/auth/jwt.md``).
+    """
+    folder.mkdir(parents=True)
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=tokens", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Tokens)
+    server.key, server.certificate = key, certificate  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    token = {
+        "realm": f"http://127.0.0.1:{server.server_port}/token",
+        "service": "registry",
+        "issuer": "tests",
+        "rootcertbundle": str(certificate),
+    }
+    try:
+        with serve(binary, folder, token=token) as address:
+            yield address
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Tokens(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        login = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        known = self.headers.get("Authorization") == f"Basic {login}"
+        access = []
+        for scope in query.get("scope", []):
+            kind, name, actions = scope.rsplit(":", 2)
+            allowed = [word for word in actions.split(",") if known or word == "pull"]
+            access.append({"type": kind, "name": name, "actions": allowed})
+        answer = json.dumps({"token": self._token(query["service"][0], access)}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def _token(self, service: str, access: list[dict[str, Any]]) -> str:
+        lines = self.server.certificate.read_text().strip().splitlines()  # type: ignore[attr-defined]
+        header = {"typ": "JWT", "alg": "RS256", "x5c": ["".join(lines[1:-1])]}
+        now = int(time.time())
+        claims = {"iss": "tests", "sub": USER, "aud": service, "jti": os.urandom(8).hex()}
+        claims |= {"iat": now, "nbf": now - 60, "exp": now + 600, "access": access}  # type: ignore[dict-item]
+        signed = ".".join(_packed(json.dumps(part).encode()) for part in (header, claims))
+        signature = subprocess.run(
+            ["openssl", "dgst", "-sha256", "-sign", self.server.key],  # type: ignore[attr-defined]
+            input=signed.encode(),
+            check=True,
+            capture_output=True,
+        ).stdout
+        return f"{signed}.{_packed(signature)}"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _packed(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

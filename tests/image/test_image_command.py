@@ -25,9 +25,11 @@ import pytest
 import registrykit as kit
 from docker.errors import ImageNotFound
 
+from verl_p40 import __version__
 from verl_p40.cli.main import run
 from verl_p40.errors import ExitCode, MachineError
 from verl_p40.image import contents as inside
+from verl_p40.image import names
 from verl_p40.image.engine import connect
 from verl_p40.patches.queue import load_queue
 
@@ -422,6 +424,29 @@ def test_a_credential_helper_that_is_not_installed(
     refused(image("push", tag), ExitCode.ENVIRONMENT, "docker-credential-nowhere", "credsStore")
 
 
+def test_a_registry_that_hands_out_tokens(
+    engine: docker.DockerClient,
+    programs: dict[str, Path],
+    image: Command,
+    name: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    """As Docker Hub and GitHub do it: a token from elsewhere says who may do what."""
+    with kit.serve_tokens(programs["registry"], tmp_path / "registry") as address:
+        tag = name(address)
+        kit.make(engine, programs["busybox"], tag)
+        # Everyone may read; this server gives no token to write to a nobody.
+        done = image("push", tag)
+        refused(done, ExitCode.NETWORK, "refuses", "denied", f"docker login {address}")
+        log_in(tmp_path, address, kit.PASSWORD)
+        assert image("push", tag).code == 0
+        (tmp_path / "docker" / "config.json").write_text("{}")
+        remove(engine, tag)
+        assert image("pull", tag).code == 0
+        assert image("inspect", tag, "--json").document["compressed"] > 0
+        assert image("verify", tag).code == 0
+
+
 # --- what can go wrong on the way ----------------------------------------------------------
 
 
@@ -445,6 +470,13 @@ def test_a_registry_that_is_not_there(
         refused(image(verb, tag), ExitCode.NETWORK, "does not answer", "connection refused")
     # Without the tag's registry, the digest that was published can still be compared.
     assert image("verify", f"{tag}@sha256:{'1' * 64}").code == ExitCode.FOUND
+
+
+def test_the_default_image_is_not_published_yet(image: Command) -> None:
+    assert not names.PUBLISHED, "then pull it here instead"
+    done = image("pull")
+    refused(done, ExitCode.NETWORK, "no release is published there yet", "image build")
+    assert f"{names.IMAGE}:{__version__}" in done.err or "ghcr.io" in done.err
 
 
 def test_a_name_that_does_not_resolve(image: Command) -> None:
@@ -667,6 +699,9 @@ def test_build(
     tmp_path: Path,
 ) -> None:
     tag = name("")
+    planned = image("build", "--context", str(clone), "-t", tag, "--dry-run")
+    assert planned.out.startswith("docker buildx build --load --target train --tag")
+    assert planned.out.endswith(f" {clone}\n") and not engine.images.list(tag)
     ca = tmp_path / "ca.pem"
     ca.write_bytes(os.urandom(2000))
     other = tag.replace(":1", ":2")

@@ -15,7 +15,10 @@ from verl_p40 import __version__
 from verl_p40.errors import UsageError
 
 IMAGE = "ghcr.io/verl-p40/verl-p40"
-"""Repository of the published images. The first release has not been published yet."""
+"""Repository of the published images."""
+
+PUBLISHED = False
+"""Whether a release has been published there: not yet."""
 
 VARIABLE = "VERL_P40_IMAGE"
 """Names the image that docker-compose.yml and ``verl-p40 image`` use instead of the default."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from verl_p40.errors import NetworkError, UsageError
 from verl_p40.image.engine import asking
-from verl_p40.image.names import Reference
+from verl_p40.image.names import IMAGE, PUBLISHED, VARIABLE, Reference
 from verl_p40.image.problems import explain
 
 if TYPE_CHECKING:
@@ -74,10 +74,19 @@ def pull(client: DockerClient, image: Reference, report: Report) -> Moved:
         DiskError: the engine has no room for it.
     """
     started = time.monotonic()
-    with asking(image):
-        events = client.api.pull(image.repository, tag=image.version, stream=True, decode=True)
-        digest, status = follow(events, image, report)
-        digest = digest or _known_digest(client, image)
+    try:
+        with asking(image):
+            events = client.api.pull(image.repository, tag=image.version, stream=True, decode=True)
+            digest, status = follow(events, image, report)
+            digest = digest or _known_digest(client, image)
+    except NetworkError as error:
+        if image.repository == IMAGE and not PUBLISHED:
+            # A registry that has no such repository asks for a login instead of saying so.
+            error.fix = (
+                "no release is published there yet: verl-p40 image build makes the image of a "
+                f"clone; {VARIABLE} names another"
+            )
+        raise
     return Moved(image, digest, status, time.monotonic() - started)
 
 

@@ -34,7 +34,7 @@ _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|A
 _SHORTEST_SECRET = 6
 
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
-_PATH = re.compile(r"(?<![\w.<>~/-])(?:~|/)[^\s'\"`:;,()<>\[\]{}|=]*")
+_PATH = re.compile(r"(?<![\w.<>~/-])(?:~|/(?!/))[^\s'\"`:;,()<>\[\]{}|=]*")
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), "<secret>"),
     (re.compile(r"\b(?:hf_|sk-|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abps]-|npm_|pypi-)[\w-]{8,}"), "<secret>"),

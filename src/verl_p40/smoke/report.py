@@ -89,8 +89,11 @@ def _unwritable(path: Path, error: OSError) -> VerlP40Error:
             f"cannot write the report {path}: the disk is full",
             fix="free some space, or choose another place with --report",
         )
+    reason = error.strerror or str(error)
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        reason = "a part of its path is a file, not a folder"
     return MachineError(
-        f"cannot write the report {path}: {error.strerror or error}",
+        f"cannot write the report {path}: {reason}",
         fix="choose another place with --report FILE, or set VERL_P40_RUNS",
     )
 

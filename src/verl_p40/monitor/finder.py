@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl_p40.monitor.refusal import FORBIDDEN, refusal
 from verl_p40.train.folder import RunFolder
 
 RECENT = 120.0
@@ -40,7 +41,11 @@ class Finder:
         self._free: dict[Path, tuple[int, int]] = {}
 
     def look(self) -> Active | None:
-        """The active run; None when there is none."""
+        """The active run; None when there is none.
+
+        Raises:
+            MachineError: the folder of runs may not be read by this user.
+        """
         judged = [(run, self._locked(run)) for run in self._folders()]
         held = [run for run, locked in judged if locked]
         if held:
@@ -71,7 +76,9 @@ class Finder:
                     for entry in entries
                     if not entry.name.startswith(".") and entry.is_dir()
                 ]
-        except OSError:
+        except OSError as error:
+            if error.errno in FORBIDDEN:
+                raise refusal("read", self._runs_dir, error) from error
             return
         for path in paths:
             yield RunFolder(path)

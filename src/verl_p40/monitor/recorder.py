@@ -5,19 +5,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from verl_p40.errors import MachineError
 from verl_p40.monitor import heartbeat, tables
 from verl_p40.monitor.csvlog import CsvLog
+from verl_p40.monitor.refusal import FORBIDDEN, refusal
 from verl_p40.monitor.sample import Sample
 from verl_p40.train.folder import RunFolder
 
 Note = Callable[[str], None]
 
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 LOCK_NAME = ".monitor.lock"
 
 
@@ -50,8 +48,8 @@ class Recorder:
                 self.samples += 1
             self._beat(run)
         except OSError as error:
-            if error.errno in _FORBIDDEN:
-                raise _forbidden(run.path if run else self._runs_dir, error) from error
+            if error.errno in FORBIDDEN:
+                raise refusal("write", run.path if run else self._runs_dir, error) from error
             self._drop(run, error)
             return
         if self._dropped:
@@ -128,23 +126,3 @@ class _Book:
             raise
         self._lock = fd
         return True
-
-
-def _forbidden(path: Path, error: OSError) -> MachineError:
-    me = os.geteuid()
-    if error.errno == errno.EROFS:
-        return MachineError(
-            f"cannot write {path}: it is on a read-only file system",
-            fix="mount it writable, or only look with --no-write",
-        )
-    try:
-        found = path.stat()
-        whose = f"it belongs to uid {found.st_uid} (mode {stat.S_IMODE(found.st_mode):o})"
-    except OSError:
-        whose, found = "it cannot be looked at", None
-    owner = f"as uid {found.st_uid}" if found is not None else "as its owner"
-    return MachineError(
-        f"cannot write {path}: {whose} and the monitor runs as uid {me}",
-        fix=f"run the monitor {owner} (docker: `user:`), chown the folder, "
-        "or only look with --no-write",
-    )

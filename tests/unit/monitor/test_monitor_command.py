@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import IO
 import pytest
 from runkit import Start, end
 
+from verl_p40.cli.main import run as run_command
 from verl_p40.monitor import freshness, tables
 
 COMMAND = (sys.executable, "-m", "verl_p40.cli.main", "monitor")
@@ -102,7 +104,7 @@ def test_it_waits_follows_moves_on_and_ends(
     assert last < rows[0]["time"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_being_stopped_is_no_error(tmp_path: Path, monitor: Monitor, number: int) -> None:
     child = monitor("--interval", "3600")
     _until(lambda: freshness(tmp_path / "runs") is not None)
@@ -127,67 +129,80 @@ def test_json_is_a_line_a_sample(tmp_path: Path, monitor: Monitor, start_run: St
     assert freshness(tmp_path / "runs") is None
 
 
+def _here(*arguments: str) -> int:
+    """Run the command in this process; its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        run_command(["monitor", *arguments])
+    return int(ended.value.code or 0)
+
+
 def test_once_is_one_sample_and_writes_nothing(
-    tmp_path: Path, monitor: Monitor, start_run: Start
+    tmp_path: Path, start_run: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "runs" / "one"
     start_run(run, 1)
-    out, _ = monitor("one", "--once", "--json").communicate(timeout=30)
-    document = json.loads(out)
+    assert _here("one", "--runs-dir", str(run.parent), "--once", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
     assert document["run"]["step"] >= 1
     assert document["host"]["cpu_percent"] is not None
     assert document["host"]["process_cpu_percent"] is not None
-    out, _ = monitor("--once").communicate(timeout=30)
-    assert "2 processes" in out
+    assert _here(str(run), "--once") == 0
+    assert "2 processes" in capsys.readouterr().out
     assert not (run / "host.csv").exists()
 
 
 def test_a_run_that_is_not_there_is_named_with_its_neighbours(
-    tmp_path: Path, monitor: Monitor
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "runs" / "cpu-demo-1a2b3c").mkdir()
-    child = monitor("cpu-demo")
-    _, err = child.communicate(timeout=30)
-    assert child.returncode == 2
-    assert f"there is no run folder {tmp_path / 'runs' / 'cpu-demo'}" in err
-    assert "did you mean cpu-demo-1a2b3c?" in err
+    (tmp_path / "cpu-demo-1a2b3c").mkdir()
+    assert _here("cpu-demo", "--runs-dir", str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert f"there is no run folder {tmp_path / 'cpu-demo'}" in said
+    assert "did you mean cpu-demo-1a2b3c?" in said
 
 
-@pytest.mark.parametrize("where", ["runs folder", "run folder"])
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter; pytest keeps its own to their owner."""
+    with tempfile.TemporaryDirectory(prefix="vp40-monitor-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+# It changes its user when all is imported: the interpreter may be in root's home.
+AS_NOBODY = (
+    "import os, sys; from verl_p40.cli.main import run; import verl_p40.monitor.view, pynvml; "
+    "os.setgroups([]); os.setgid(65534); os.setuid(65534); run(sys.argv[1:])"
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process as another user")
+@pytest.mark.parametrize("where", ["runs folder", "run folder", "above"])
 def test_another_users_folder_is_one_line_and_exit_3(
-    tmp_path: Path, start_run: Start, where: str
+    open_folder: Path, start_run: Start, where: str
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can run a process as another user")
-    runs = tmp_path / "runs"
+    runs = open_folder / "runs"
     runs.mkdir()
-    refused = runs
-    for folder in (runs, *runs.parents):
-        # pytest keeps its folders to their owner.
-        if folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o755)
+    expected = f"error: cannot write {runs}: it belongs to uid 0 (mode 755)"
     if where == "run folder":
         runs.chmod(0o777)
-        refused = runs / "one"
-        start_run(refused, 0)
-    # It changes its user when all is imported: the interpreter may be in root's home.
-    program = (
-        "import os, sys; from verl_p40.cli.main import run; import verl_p40.monitor.view, pynvml; "
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534); run(sys.argv[1:])"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, "monitor", "--runs-dir", str(runs)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        start_run(runs / "one", 0)
+        expected = f"error: cannot write {runs / 'one'}: it belongs to uid 0 (mode 755)"
+    if where == "above":
+        open_folder.chmod(0o700)
+        expected = f"error: cannot read {runs}: the monitor runs as uid 65534, which may not even"
+    child = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, "monitor", "--runs-dir", str(runs)],
+        capture_output=True,
         text=True,
         cwd="/",
+        timeout=30,
     )
-    _, err = child.communicate(timeout=30)
-    assert child.returncode == 3, err
-    assert f"error: cannot write {refused}: it belongs to uid 0 (mode 755)" in err
-    assert "the monitor runs as uid 65534" in err
-    assert "run the monitor as uid 0" in err
-    assert len(err.splitlines()) == 2
+    assert child.returncode == 3, child.stderr
+    assert expected in child.stderr
+    assert "runs as uid 65534" in child.stderr
+    assert "fix: run the monitor as" in child.stderr
+    assert len(child.stderr.splitlines()) == 2
 
 
 def test_on_a_terminal_it_is_a_table_that_is_redrawn(
@@ -218,12 +233,12 @@ def test_on_a_terminal_it_is_a_table_that_is_redrawn(
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
 
 
-def test_the_command_is_documented() -> None:
-    done = subprocess.run(
-        [*COMMAND, "--help"], capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"}
-    )
+def test_the_command_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _here("--help") == 0
     document = (Path(__file__).resolve().parents[3] / "docs" / "monitor.md").read_text()
-    for option in set(re.findall(r"--[a-z-]+", done.stdout)) - {"--help"}:
+    options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
+    assert len(options) == 6
+    for option in options:
         assert option in document, option
 
 

@@ -33,6 +33,10 @@ from verl_p40.image import names
 from verl_p40.image.engine import connect
 from verl_p40.patches.queue import load_queue
 
+BUILD_VARIABLES = (
+    *("VERL_P40_BASE_IMAGE", "VERL_P40_FLAVOR", "VERL_P40_PYPI_INDEX", "VERL_P40_TORCH_INDEX"),
+    "HF_ENDPOINT",
+)
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -88,7 +92,7 @@ def image(
     (own / "config.json").write_text("{}")
     if plugins.is_dir():
         (own / "cli-plugins").symlink_to(plugins.resolve())
-    for variable in ("DOCKER_CONTEXT", "VERL_P40_IMAGE", "FORCE_COLOR"):
+    for variable in ("DOCKER_CONTEXT", "FORCE_COLOR", *names.VARIABLES.values(), *BUILD_VARIABLES):
         monkeypatch.delenv(variable, raising=False)
 
     def call(*arguments: str, **environ: str) -> Done:
@@ -165,6 +169,7 @@ def test_pushed_removed_pulled_verified_and_run(
     layers = re.findall(r"(\w{12}): pull complete.*\((\d) of (\d) layers\)", pulled.err)
     assert [(int(at), int(of)) for _, at, of in layers][-1] == (3, 3), pulled.err
     assert engine.images.get(tag).id == built
+    assert "VERL_P40_IMAGE=" not in image("pull", tag, VERL_P40_IMAGE=tag).out
     again = image("pull", tag, "--json")
     assert again.document["digest"] == digest and "up to date" in again.document["status"]
 
@@ -468,6 +473,7 @@ def test_a_registry_that_is_not_there(
     kit.make(engine, programs["busybox"], tag)
     for verb in ("push", "pull", "verify"):
         refused(image(verb, tag), ExitCode.NETWORK, "does not answer", "connection refused")
+    assert f"{tag}@sha256:" in image("verify", tag).err
     # Without the tag's registry, the digest that was published can still be compared.
     assert image("verify", f"{tag}@sha256:{'1' * 64}").code == ExitCode.FOUND
 
@@ -508,7 +514,12 @@ def test_plain_http_and_unknown_certificates_off_loopback(
         kit.make(engine, programs["busybox"], name(address))
         for verb in ("push", "pull", "verify"):
             done = image(verb, name(address))
-            refused(done, ExitCode.NETWORK, "certificate", f"/etc/docker/certs.d/{address}/ca.crt")
+            refused(
+                done,
+                ExitCode.NETWORK,
+                "signed by unknown authority",
+                f"/etc/docker/certs.d/{address}/ca.crt",
+            )
 
 
 def test_a_full_disk(
@@ -737,6 +748,9 @@ def test_build(
     assert shown.code == 0
     assert re.search(r"built \S+\nsha256:\w{64}\n\d\.\d MB in 1 layer, \d+ s\n", shown.out), (
         shown.out
+    )
+    assert shown.out.endswith(
+        f"for docker compose: VERL_P40_MONITOR_IMAGE={tag}, in .env or exported\n"
     )
     assert engine.images.get(tag).labels["io.verl-p40.target"] == "monitor"
 

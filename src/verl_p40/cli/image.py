@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, get_args
 
 import click
 import typer
+from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 
@@ -42,6 +44,11 @@ def register(root: typer.Typer) -> None:
     root.add_typer(app)
 
 
+def _tell_compose(out: Console, target: Target, tags: Sequence[str]) -> None:
+    if setting := names.compose_needs(target, tags):
+        out.print(f"for docker compose: {escape(setting)}, in .env or exported")
+
+
 @app.command(epilog="Example: verl-p40 image build --flavor cpu --base-image debian:12")
 def build(
     target: Annotated[
@@ -56,6 +63,7 @@ def build(
         typer.Option(
             "--flavor",
             "-f",
+            envvar="VERL_P40_FLAVOR",
             click_type=click.Choice(get_args(FlavorName)),
             help="cu118: the CUDA 11.8 build of torch.",
         ),
@@ -71,14 +79,32 @@ def build(
         ),
     ] = None,
     base_image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="Start from this one; best by digest.")
+        str,
+        typer.Option(
+            metavar="IMAGE",
+            envvar="VERL_P40_BASE_IMAGE",
+            help="Start from this one; best by digest.",
+        ),
     ] = "",
-    pypi_index: Annotated[str, typer.Option(metavar="URL", help="A mirror of PyPI.")] = "",
+    pypi_index: Annotated[
+        str,
+        typer.Option(metavar="URL", envvar="VERL_P40_PYPI_INDEX", help="A mirror of PyPI."),
+    ] = "",
     torch_index: Annotated[
-        str, typer.Option(metavar="URL", help="A mirror of PyTorch's index of CUDA 11.8 wheels.")
+        str,
+        typer.Option(
+            metavar="URL",
+            envvar="VERL_P40_TORCH_INDEX",
+            help="A mirror of PyTorch's index of CUDA 11.8 wheels.",
+        ),
     ] = "",
     hf_endpoint: Annotated[
-        str, typer.Option(metavar="URL", help="A mirror of the Hugging Face hub, for its runs.")
+        str,
+        typer.Option(
+            metavar="URL",
+            envvar="HF_ENDPOINT",
+            help="A mirror of the Hugging Face hub, for its runs.",
+        ),
     ] = "",
     ca: Annotated[
         Path | None,
@@ -142,11 +168,13 @@ def build(
     if json:
         print_json(built.as_json())
         return
+    out = console()
     layers = "1 layer" if built.layers == 1 else f"{built.layers} layers"
-    console().print(
+    out.print(
         f"built {escape(', '.join(built.tags))}\n{built.id}\n"
         f"{decimal(built.size)} in {layers}, {built.seconds:.0f} s"
     )
+    _tell_compose(out, target, built.tags)
 
 
 @app.command(epilog="Example: verl-p40 image inspect verl-p40:local --json")
@@ -192,14 +220,14 @@ def pull(image: ImageArgument = "", json: JsonFlag = False) -> None:
         else:
             with Bars(stderr_console()) as bars:
                 moved = transfer.pull(client, reference, bars)
+        target = describe.target(client, str(reference))
     if json:
         print_json(moved.as_json())
         return
     out = console()
     out.print(f"{escape(moved.status or f'pulled {reference}')} ({moved.seconds:.0f} s)")
     out.print(moved.pinned)
-    if image and image != names.default():
-        out.print(f"for docker compose: {names.VARIABLE}={escape(image)}, in .env or exported")
+    _tell_compose(out, target, [str(reference)])
 
 
 @app.command(epilog="Example: verl-p40 image verify --against environment.json")

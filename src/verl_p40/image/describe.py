@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from verl_p40.errors import DataError, NetworkError
 from verl_p40.image import contents, registry
 from verl_p40.image.engine import asking
-from verl_p40.image.names import parse
+from verl_p40.image.names import Target, parse
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -106,6 +106,13 @@ def describe(client: DockerClient, image: str, *, ask_registry: bool = True) -> 
         environment=environment,
         environment_reason=environment_reason,
     )
+
+
+def target(client: DockerClient, image: str) -> Target:
+    """Which of the Dockerfile's targets an image is, by its label."""
+    with asking(image):
+        labels = (client.api.inspect_image(image)["Config"] or {}).get("Labels") or {}
+    return "monitor" if labels.get(f"{contents.OURS}target") == "monitor" else "train"
 
 
 def _stored(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,10 +21,10 @@ IMAGE = "ghcr.io/verl-p40/verl-p40"
 PUBLISHED = False
 """Whether a release has been published there: not yet."""
 
-VARIABLE = "VERL_P40_IMAGE"
-"""Names the image that docker-compose.yml and ``verl-p40 image`` use instead of the default."""
-
 Target = Literal["train", "monitor"]
+VARIABLES: dict[Target, str] = {"train": "VERL_P40_IMAGE", "monitor": "VERL_P40_MONITOR_IMAGE"}
+"""Each names the image that docker-compose.yml and ``verl-p40 image`` use instead of the default."""
+
 DOCKER_HUB = "docker.io"
 
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -94,17 +95,23 @@ def parse(text: str) -> Reference:
 
 
 def default(target: Target = "train", flavor: str = "cu118") -> str:
-    """The name of this version's image: ``VERL_P40_IMAGE``, else the default repository.
+    """The name of this version's image: the variable of ``target``, else the default repository.
 
     The CPU flavor and the monitor have a suffix to the tag: ``0.1.0``, ``0.1.0-cpu``,
-    ``0.1.0-monitor``. The monitor holds no torch, so it has no flavor.
+    ``0.1.0-monitor``. The monitor holds no torch, so its flavor does not matter.
     """
-    named = os.environ.get(VARIABLE, "").strip()
+    named = os.environ.get(VARIABLES[target], "").strip()
     if named:
-        reference = parse(named)
-        if target == "train":
-            return named
-        tag = reference.tag or "latest"
-        return f"{reference.repository}:{tag.removesuffix('-cpu')}-monitor"
+        parse(named)
+        return named
     suffix = "-monitor" if target == "monitor" else "" if flavor == "cu118" else f"-{flavor}"
     return f"{IMAGE}:{__version__}{suffix}"
+
+
+def compose_needs(target: Target, tags: Sequence[str]) -> str:
+    """What docker-compose.yml has to be told to use an image that is called ``tags``.
+
+    ``VERL_P40_IMAGE=name``, for ``.env`` or the environment; empty when it uses one of them anyway.
+    """
+    used = default(target)
+    return "" if used in tags else f"{VARIABLES[target]}={tags[0]}"

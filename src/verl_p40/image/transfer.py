@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from verl_p40.errors import NetworkError, UsageError
 from verl_p40.image.engine import asking
-from verl_p40.image.names import IMAGE, PUBLISHED, VARIABLE, Reference
+from verl_p40.image.names import IMAGE, PUBLISHED, VARIABLES, Reference
 from verl_p40.image.problems import explain
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def pull(client: DockerClient, image: Reference, report: Report) -> Moved:
             # A registry that has no such repository asks for a login instead of saying so.
             error.fix = (
                 "no release is published there yet: verl-p40 image build makes the image of a "
-                f"clone; {VARIABLE} names another"
+                f"clone; {VARIABLES['train']} names another"
             )
         raise
     return Moved(image, digest, status, time.monotonic() - started)

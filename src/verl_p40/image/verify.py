@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_p40 import __version__
-from verl_p40.errors import DataError
+from verl_p40.errors import DataError, NetworkError
 from verl_p40.image import contents
 from verl_p40.image.engine import asking
 from verl_p40.image.names import Reference
@@ -94,8 +94,12 @@ def verify(client: DockerClient, image: Reference, *, against: str = "") -> Verd
 
 def published_digest(client: DockerClient, image: Reference) -> str:
     """The digest that the registry has now for a tag; nothing is pulled."""
-    with asking(image):
-        answer = client.api.inspect_distribution(str(image))
+    try:
+        with asking(image):
+            answer = client.api.inspect_distribution(str(image))
+    except NetworkError as error:
+        error.fix += f"; or name the digest that was published: {image}@sha256:..."
+        raise
     return str(answer["Descriptor"]["digest"])
 
 

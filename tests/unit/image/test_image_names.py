@@ -67,20 +67,34 @@ def test_no_reference(text: str) -> None:
         parse(text)
 
 
-def test_the_default_is_this_versions_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(names.VARIABLE, raising=False)
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in names.VARIABLES.values():
+        monkeypatch.delenv(variable, raising=False)
+
+
+def test_the_default_is_this_versions_image() -> None:
     assert names.default() == f"{names.IMAGE}:{__version__}"
     assert names.default("train", "cpu") == f"{names.IMAGE}:{__version__}-cpu"
     assert names.default("monitor") == f"{names.IMAGE}:{__version__}-monitor"
     assert names.default("monitor", "cpu") == names.default("monitor")
 
 
-def test_the_variable_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(names.VARIABLE, "127.0.0.1:5000/mine:2-cpu")
-    assert names.default() == names.default("train", "cpu") == "127.0.0.1:5000/mine:2-cpu"
-    assert names.default("monitor") == "127.0.0.1:5000/mine:2-monitor"
-    monkeypatch.setenv(names.VARIABLE, f"mine@{DIGEST}")
-    assert names.default("monitor") == "mine:latest-monitor"
-    monkeypatch.setenv(names.VARIABLE, "Mine")
+def test_a_variable_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_P40_IMAGE", "127.0.0.1:5000/mine:2")
+    assert names.default() == names.default("train", "cpu") == "127.0.0.1:5000/mine:2"
+    assert names.default("monitor") == f"{names.IMAGE}:{__version__}-monitor"
+    monkeypatch.setenv("VERL_P40_MONITOR_IMAGE", "mine:monitor")
+    assert names.default("monitor") == "mine:monitor"
+    monkeypatch.setenv("VERL_P40_IMAGE", "Mine")
     with pytest.raises(UsageError):
         names.default()
+
+
+def test_what_compose_has_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert names.compose_needs("train", [f"{names.IMAGE}:{__version__}"]) == ""
+    cpu = names.default("train", "cpu")
+    assert names.compose_needs("train", [cpu]) == f"VERL_P40_IMAGE={cpu}"
+    assert names.compose_needs("monitor", ["mine:1"]) == "VERL_P40_MONITOR_IMAGE=mine:1"
+    monkeypatch.setenv("VERL_P40_IMAGE", "mine:1")
+    assert names.compose_needs("train", ["other:1", "mine:1"]) == ""

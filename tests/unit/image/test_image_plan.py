@@ -32,7 +32,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    for variable in (*build.CA_VARIABLES, names.VARIABLE):
+    for variable in (*build.CA_VARIABLES, *names.VARIABLES.values()):
         monkeypatch.delenv(variable, raising=False)
 
     def install(version: str, buildx: str = "") -> None:

@@ -6,11 +6,13 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +24,8 @@ from verl_p40.monitor.sample import Sample
 _GIB = 1024**3
 _SPARKS = "▁▂▃▄▅▆▇█"
 _HISTORY = 60
+_BAR = 20
+_SILENT = ["does not answer"]
 
 
 class View(Protocol):
@@ -134,7 +138,7 @@ def line(sample: Sample) -> str:
 
 
 def screen(
-    sample: Sample, history: dict[int, deque[float]] | None = None, pss: int | None = None
+    sample: Sample, history: Mapping[int, Sequence[float]] | None = None, pss: int | None = None
 ) -> RenderableType:
     """A sample as a table.
 
@@ -143,8 +147,7 @@ def screen(
         pss: the run's PSS in bytes where it was last read.
     """
     parts: list[RenderableType] = [_heading(sample)]
-    if sample.gpus:
-        parts.append(_gpu_table(sample, history or {}))
+    parts += [_gpu_block(gpu, (history or {}).get(gpu.index, ())) for gpu in sample.gpus]
     parts.append(_machine_table(sample, pss))
     return Group(*parts)
 
@@ -192,82 +195,109 @@ def _gpu_words(gpu: GpuSample) -> list[str]:
         words.append(f"{gpu.sm_clock_mhz:.0f} MHz")
     if gpu.pstate:
         words.append(gpu.pstate)
-    held_back = [word for word in gpu.throttle or () if word != "gpu_idle"]
-    if held_back:
+    if held_back := _held_back(gpu):
         words.append(f"[{' '.join(held_back)}]")
-    return words or ["does not answer"]
+    return words or _SILENT
 
 
-def _gpu_table(sample: Sample, history: dict[int, deque[float]]) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for heading, justify in (
-        ("GPU", "right"),
-        ("model", "left"),
-        ("util", "right"),
-        ("last minute", "left"),
-        ("memory MiB", "right"),
-        ("power W", "right"),
-        ("temp", "right"),
-        ("SM/mem MHz", "right"),
-        ("state", "left"),
-        ("PCIe", "left"),
-        ("clocks held back by", "left"),
+def _gpu_block(gpu: GpuSample, history: Sequence[float]) -> RenderableType:
+    """A GPU in six or seven lines of less than 80 characters."""
+    head = Text(f"GPU {gpu.index}  ", style="dim")
+    head.append(gpu.name, style="bold")
+    for part in (
+        gpu.pstate,
+        f"memory at {gpu.memory_clock_mhz:.0f} MHz" if gpu.memory_clock_mhz is not None else None,
+        f"PCIe {gpu.pcie_generation}.0 x{gpu.pcie_width}" if gpu.pcie_generation else None,
     ):
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for gpu in sample.gpus:
-        table.add_row(
-            str(gpu.index),
-            escape(gpu.name),
-            _or_dash(gpu.utilization_percent, " %"),
-            _spark(history.get(gpu.index, ())),
-            _pair(gpu.memory_used_mib, gpu.memory_total_mib),
-            _pair(gpu.power_w, gpu.power_limit_w),
-            _temperature(gpu),
-            _pair(gpu.sm_clock_mhz, gpu.memory_clock_mhz),
-            gpu.pstate or "-",
-            f"{gpu.pcie_generation}.0 x{gpu.pcie_width}" if gpu.pcie_generation else "-",
-            _throttle(gpu),
-        )
-    return table
-
-
-def _temperature(gpu: GpuSample) -> Text:
-    if gpu.temperature_c is None:
-        return Text("-")
+        head.append(f"  {part}" if part else "", style="dim")
+    if _gpu_words(gpu) == _SILENT:
+        head.append("  does not answer", style="bold red")
+        return head
     profile = profile_of(gpu.name)
-    style = ""
-    if profile is not None:
-        # Ten degrees below the slowdown is where a passively cooled card wants more air.
-        if gpu.temperature_c >= profile.slowdown_c - 10:
-            style = "yellow"
-        if gpu.temperature_c >= profile.slowdown_c - 3:
-            style = "bold red"
-    return Text(f"{gpu.temperature_c:.0f} C", style=style)
+    slowdown = float(profile.slowdown_c) if profile else None
+    fastest = float(profile.sm_clock_max_mhz) if profile else None
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", min_width=6)
+    grid.add_column(min_width=_BAR)
+    grid.add_column(no_wrap=True)
+    rows = (
+        ("util", gpu.utilization_percent, 100.0, "%", Text(_spark(history), style="green")),
+        ("memory", gpu.memory_used_mib, gpu.memory_total_mib, "MiB", _process_memory(gpu)),
+        ("power", gpu.power_w, gpu.power_limit_w, "W", Text("")),
+        ("heat", gpu.temperature_c, slowdown, "C", Text("")),
+        ("clocks", gpu.sm_clock_mhz, fastest, "MHz", Text("")),
+    )
+    for label, value, limit, unit, more in rows:
+        if value is None:
+            grid.add_row(label, "", Text("not reported", style="dim"))
+            continue
+        bar: RenderableType = ""
+        if limit:
+            bar = ProgressBar(total=limit, completed=min(value, limit), width=_BAR)
+        of = f" of {limit:.0f}" if limit and label != "util" else ""
+        text = Text(f"{value:.0f}{of} {unit}", style=_heat(gpu) if label == "heat" else "")
+        grid.add_row(label, bar, Text.assemble(text, "  ", more) if more else text)
+    held_back = _held_back(gpu)
+    if not held_back:
+        return Group(head, grid)
+    alarming = ALARMING.intersection(held_back)
+    by = Text("slowed  ", style="dim").append(
+        "by " + " ".join(held_back), style="bold red" if alarming else ""
+    )
+    return Group(head, grid, by)
 
 
-def _throttle(gpu: GpuSample) -> Text:
-    if gpu.throttle is None:
-        return Text("-")
-    alarming = ALARMING.intersection(gpu.throttle)
-    return Text(" ".join(gpu.throttle) or "nothing", style="bold red" if alarming else "dim")
+def _process_memory(gpu: GpuSample) -> Text:
+    if not gpu.processes:
+        return Text("")
+    size = gpu.process_memory_mib
+    held = "" if size is None else f" holds {size} MiB"
+    if len(gpu.processes) > 1:
+        held = held.replace("holds", "hold")
+    return Text(f"{_count(len(gpu.processes), 'process')}{held}", style="dim")
+
+
+def _heat(gpu: GpuSample) -> str:
+    profile = profile_of(gpu.name)
+    if profile is None or gpu.temperature_c is None:
+        return ""
+    # Ten degrees below the slowdown is where a passively cooled card wants more air.
+    if gpu.temperature_c >= profile.slowdown_c - 3:
+        return "bold red"
+    return "yellow" if gpu.temperature_c >= profile.slowdown_c - 10 else ""
+
+
+def _held_back(gpu: GpuSample) -> list[str]:
+    """What holds the clocks back, but for having nothing to do."""
+    return [word for word in gpu.throttle or () if word != "gpu_idle"]
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}es"
 
 
 def _machine_table(sample: Sample, pss: int | None) -> Table:
     host = sample.host
     grid = Table.grid(padding=(0, 2, 0, 0))
-    machine = [f"CPU {host.cpu_percent:.0f} %" if host.cpu_percent is not None else "CPU -"]
-    machine.append(f"load {host.load_1m:.2f} on {host.cores} cores")
-    machine.append(f"RAM {_gib(host.ram_used)} of {_gib(host.ram_total)} GiB")
-    machine.append(f"swap {_gib(host.swap_used)} GiB")
+    grid.add_column(style="dim", width=7)
+    cpu = f"CPU {host.cpu_percent:.0f} %" if host.cpu_percent is not None else "CPU -"
+    memory = f"RAM {_gib(host.ram_used)} of {_gib(host.ram_total)} GiB"
+    grid.add_row(
+        "machine",
+        f"{cpu} of {host.cores} cores, load {host.load_1m:.2f}  {memory}  "
+        f"swap {_gib(host.swap_used)} GiB",
+    )
+    room = []
     if sample.shm_used is not None:
-        machine.append(f"/dev/shm {_gib(sample.shm_used)} GiB")
+        room.append(f"/dev/shm {_gib(sample.shm_used)} GiB used")
     if host.disk_free is not None:
-        machine.append(f"disk {_gib(host.disk_free)} GiB free")
-    grid.add_row(Text("machine", style="dim"), "  ".join(machine))
+        room.append(f"disk {_gib(host.disk_free)} GiB free")
+    if room:
+        grid.add_row("", "  ".join(room))
     if sample.tree is not None:
-        grid.add_row(Text("run", style="dim"), _tree_words(sample, pss))
+        grid.add_row("run", _tree_words(sample, pss))
     elif sample.hidden:
-        grid.add_row(Text("run", style="dim"), Text(f"not visible: {sample.hidden}"))
+        grid.add_row("run", Text(f"not visible: {sample.hidden}"))
     return grid
 
 
@@ -275,7 +305,7 @@ def _tree_words(sample: Sample, pss: int | None) -> str:
     tree = sample.tree
     if tree is None:
         return ""
-    words = [f"{tree.processes} processes", f"RSS {_gib(tree.rss)} GiB"]
+    words = [_count(tree.processes, "process"), f"RSS {_gib(tree.rss)} GiB"]
     if (size := pss if pss is not None else tree.pss) is not None:
         words.append(f"PSS {_gib(size)} GiB")
     if tree.cpu_percent is not None:
@@ -283,7 +313,7 @@ def _tree_words(sample: Sample, pss: int | None) -> str:
     return "  ".join(words)
 
 
-def _spark(values: deque[float] | tuple[float, ...]) -> str:
+def _spark(values: Sequence[float]) -> str:
     """Utilisation as a curve of 20 characters, each the mean of what falls on it."""
     shown = list(values)
     each = max(1, -(-len(shown) // 20))
@@ -291,16 +321,6 @@ def _spark(values: deque[float] | tuple[float, ...]) -> str:
         sum(part) / len(part) for i in range(0, len(shown), each) if (part := shown[i : i + each])
     ]
     return "".join(_SPARKS[min(7, int(value / 100 * 8))] for value in means)
-
-
-def _or_dash(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{value:.0f}{unit}"
-
-
-def _pair(left: float | None, right: float | None) -> str:
-    if left is None and right is None:
-        return "-"
-    return f"{_or_dash(left, '')} / {_or_dash(right, '')}"
 
 
 def _gib(size: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from samples import HOST, P40, sample
 
+from verl_p40.hardware.sample import GpuSample
 from verl_p40.monitor import tables, view
 from verl_p40.monitor.finder import Active
 from verl_p40.train.folder import RunFolder
@@ -76,17 +77,30 @@ def test_lines_come_every_so_often_and_not_without_a_run(monkeypatch: pytest.Mon
     assert "\x1b" not in out.getvalue()
 
 
-def test_the_table_shows_everything_and_dashes_for_the_rest() -> None:
+def test_the_table_shows_everything_and_says_what_is_not_reported() -> None:
     text = _screen(sample(RUN))
     for part in (
-        "p40-ppo-1a2b3c", "step 12/60", "reward 0.412", "Tesla P40", "100 %", "22747 / 22919",
-        "172 / 250", "82 C", "1303 / 3615", "P0", "3.0 x16", "nothing", "load 1.25 on 2 cores",
+        "p40-ppo-1a2b3c", "step 12/60", "reward 0.412", "Tesla P40", "100 %", "22747 of 22919 MiB",
+        "1 process holds 22737 MiB", "172 of 250 W", "82 of 92 C", "1303 of 1531 MHz", "memory at 3615 MHz",
+        "P0", "PCIe 3.0 x16", "CPU 38 % of 2 cores, load 1.25",
         "/dev/shm 0.2 GiB", "31 processes", "PSS 3.0 GiB",
     ):  # fmt: skip
         assert part in text, part
     bare = replace(P40, utilization_percent=None, power_w=None, power_limit_w=None, throttle=None)
-    assert "-" in _screen(sample(RUN, gpus=(bare,)))
+    assert _screen(sample(RUN, gpus=(bare,))).count("not reported") == 2
+    lost = GpuSample(1, "Tesla P40")
+    assert "GPU 1  Tesla P40  does not answer" in _screen(sample(RUN, gpus=(P40, lost)))
     assert "waiting for one" in _screen(sample())
+
+
+def test_the_table_fits_80_columns() -> None:
+    hot = replace(P40, index=1, throttle=("sw_power_cap", "hw_slowdown", "hw_thermal_slowdown"))
+    out = io.StringIO()
+    _console(out, width=80).print(view.screen(sample(RUN, gpus=(P40, hot)), {0: [50.0] * 60}))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 1 + 6 + 7 + 3
+    assert "…" not in out.getvalue()
+    assert "slowed  by sw_power_cap hw_slowdown hw_thermal_slowdown" in lines
 
 
 def test_the_table_says_why_there_are_no_processes_and_how_the_run_was_found() -> None:
@@ -98,9 +112,7 @@ def test_the_table_says_why_there_are_no_processes_and_how_the_run_was_found() -
 
 
 def test_heat_is_coloured_before_the_card_slows_down() -> None:
-    styles = [
-        str(view._temperature(replace(P40, temperature_c=float(c))).style) for c in (60, 82, 89)
-    ]
+    styles = [view._heat(replace(P40, temperature_c=float(c))) for c in (60, 82, 89)]
     assert styles == ["", "yellow", "bold red"]
 
 

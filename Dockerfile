@@ -44,80 +44,88 @@ ENV PATH=/opt/verl-p40/bin:$PATH \
 WORKDIR /home/verl
 ENTRYPOINT ["/usr/bin/tini", "--"]
 
-# --- builder: uv, by hash ------------------------------------------------------------------
+# --- builder: uv, by hash, and what else only a build needs ---------------------------------
 FROM base AS builder
-# hadolint ignore=DL3008
+# hadolint ignore=DL3008,DL3009
 RUN export DEBIAN_FRONTEND=noninteractive \
  && apt-get update -qq \
  && apt-get install -qq --no-install-recommends binutils >/dev/null
 ARG PYPI_INDEX=""
-ENV PYPI_INDEX=${PYPI_INDEX} \
-    UV_CACHE_DIR=/var/cache/uv \
-    UV_COMPILE_BYTECODE=1 \
-    UV_HTTP_TIMEOUT=300 \
-    UV_LINK_MODE=copy \
-    UV_PYTHON_DOWNLOADS=never
+ENV PYPI_INDEX=${PYPI_INDEX}
 COPY scripts/bootstrap.py scripts/image_build.py /build/scripts/
 COPY locks/bootstrap.txt /build/locks/
 RUN --mount=type=secret,id=ca \
     python3 /build/scripts/image_build.py uv /usr/local/bin/uv
 
-# --- stack: torch, ray and the rest, by hash; everything of the lock but verl ---------------
-# Most of the image. It changes with the lock alone, so an edit of a patch or of our code
-# neither builds nor pulls it again.
-FROM builder AS stack
+FROM builder AS stack-lock
 ARG FLAVOR
-ARG TORCH_INDEX
 COPY locks/train-${FLAVOR}.txt /build/locks/
-RUN --mount=type=secret,id=ca --mount=type=cache,target=/var/cache/uv \
-    python3 /build/scripts/image_build.py install /opt/verl-p40 \
-      /build/locks/train-${FLAVOR}.txt --without uv verl \
- && python3 /build/scripts/image_build.py slim /opt/verl-p40/lib/python3.*/site-packages
+
+# --- stack: torch, ray and the rest, by hash; everything of the lock but verl ---------------
+# Most of the image. The layer changes with the lock alone, so an edit of a patch or of our code
+# neither builds nor pulls it again. The builder is mounted, not a parent: nothing of it stays.
+FROM base AS stack
+ARG FLAVOR
+ARG PYPI_INDEX=""
+ARG TORCH_INDEX
+RUN --mount=type=bind,from=stack-lock,target=/builder \
+    --mount=type=secret,id=ca --mount=type=cache,target=/var/cache/uv \
+    python3 /builder/build/scripts/image_build.py install /opt/verl-p40 \
+      train-${FLAVOR}.txt --without uv verl \
+ && python3 /builder/build/scripts/image_build.py slim /opt/verl-p40/lib/python3.*/site-packages
 
 # --- light: the command without torch, and the wheel of our package ------------------------
 FROM builder AS light
 COPY locks/tool.txt /build/locks/
 RUN --mount=type=secret,id=ca --mount=type=cache,target=/var/cache/uv \
-    python3 /build/scripts/image_build.py install /opt/verl-p40 /build/locks/tool.txt
+    python3 /build/scripts/image_build.py install /opt/verl-p40 tool.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY src /src/src
 COPY patches /src/patches
 COPY locks /src/locks
-RUN uv build --quiet --offline --wheel --no-build-isolation --python /opt/verl-p40/bin/python \
+RUN uv build --quiet --offline --no-cache --wheel --no-build-isolation --python /opt/verl-p40/bin/python \
       --out-dir /dist /src
 
 # --- patched: verl, by hash, with our queue; verified and audited ---------------------------
 FROM stack AS patched
 ARG FLAVOR
-RUN --mount=type=secret,id=ca --mount=type=cache,target=/var/cache/uv \
-    python3 /build/scripts/image_build.py install /opt/verl-p40 \
-      /build/locks/train-${FLAVOR}.txt --only verl
-COPY --from=light /dist /dist
-RUN uv pip install --quiet --offline --no-deps --python /opt/verl-p40/bin/python /dist/*.whl
+ARG PYPI_INDEX=""
+ENV PATH=$PATH:/builder/usr/local/bin
+RUN --mount=type=bind,from=stack-lock,target=/builder \
+    --mount=type=secret,id=ca --mount=type=cache,target=/var/cache/uv \
+    python3 /builder/build/scripts/image_build.py install /opt/verl-p40 \
+      train-${FLAVOR}.txt --only verl
+RUN --mount=type=bind,from=light,target=/builder \
+    uv pip install --quiet --offline --no-deps --no-cache --link-mode copy --compile-bytecode \
+      --python /opt/verl-p40/bin/python /builder/dist/*.whl
 # A queue that does not apply to the byte, or an audit that finds something, ends the build.
-RUN --mount=type=secret,id=ca --mount=type=cache,target=/cache/verl-p40 \
-    python3 /build/scripts/image_build.py run verl-p40 patches verify \
+RUN --mount=type=bind,from=builder,target=/builder \
+    --mount=type=secret,id=ca --mount=type=cache,target=/cache/verl-p40 \
+    python3 /builder/build/scripts/image_build.py run verl-p40 patches verify \
  && verl-p40 patches apply /opt/verl-p40/lib/python3.*/site-packages \
  && verl-p40 audit /opt/verl-p40/lib/python3.*/site-packages
 ARG BASE_IMAGE
 ARG PATCHES_DIGEST
 ARG REVISION
 # What changes with our code, gathered for one COPY.
+WORKDIR /
 RUN python3 -m compileall -q -j 0 /opt/verl-p40/lib/python3.*/site-packages/verl \
  && /opt/verl-p40/bin/python -m verl_p40.stack.contents /opt/verl-p40 --target train \
       --flavor "${FLAVOR}" --base-image "${BASE_IMAGE}" --revision "${REVISION}" \
       --patches-digest "${PATCHES_DIGEST}" \
  && mkdir /out \
- && cd / \
  && cp -a --parents opt/verl-p40/*.json opt/verl-p40/bin/verl-p40 \
-      opt/verl-p40/lib/python3.*/site-packages/verl{,-*,_p40,_p40-*} /out
+      opt/verl-p40/lib/python3.*/site-packages/verl \
+      opt/verl-p40/lib/python3.*/site-packages/verl-* \
+      opt/verl-p40/lib/python3.*/site-packages/verl_p40* /out
 
 # --- monitor: samples and shows a run; no torch, no verl ------------------------------------
 FROM light AS monitor-env
 # What built things is not needed to run them.
 RUN uv pip uninstall --quiet --python /opt/verl-p40/bin/python \
       editables hatchling pathspec pluggy setuptools trove-classifiers uv \
- && uv pip install --quiet --offline --no-deps --python /opt/verl-p40/bin/python /dist/*.whl
+ && uv pip install --quiet --offline --no-deps --no-cache --compile-bytecode \
+      --python /opt/verl-p40/bin/python /dist/*.whl
 ARG FLAVOR
 ARG BASE_IMAGE
 ARG PATCHES_DIGEST
@@ -143,7 +151,7 @@ USER 1000:0
 CMD ["service", "monitor"]
 
 # --- train ---------------------------------------------------------------------------------
-FROM base AS train
+FROM stack AS train
 # Triton compiles a launcher in C for each kernel that it starts on a GPU.
 ARG RUNTIME_PACKAGES="gcc libc6-dev python3-dev"
 # hadolint ignore=DL3008,SC2086
@@ -153,7 +161,6 @@ RUN if [ -n "${RUNTIME_PACKAGES}" ]; then \
       && apt-get install -qq --no-install-recommends ${RUNTIME_PACKAGES} >/dev/null \
       && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*.log /var/log/apt; \
     fi
-COPY --from=stack /opt/verl-p40 /opt/verl-p40
 COPY --from=patched /out/ /
 COPY --chmod=755 scripts/service.py /opt/verl-p40/bin/service
 # A mirror of the Hugging Face hub, for every container of this image.

@@ -23,6 +23,14 @@ from pathlib import Path
 import bootstrap
 
 SECRET_CA = Path("/run/secrets/ca")
+UV = {
+    "UV_CACHE_DIR": "/var/cache/uv",
+    # Compiled here once, not in every container that starts.
+    "UV_COMPILE_BYTECODE": "1",
+    "UV_HTTP_TIMEOUT": "300",
+    "UV_LINK_MODE": "copy",
+    "UV_PYTHON_DOWNLOADS": "never",
+}
 
 # What torch, ray, numpy and others carry for building or testing against them. Not: the headers
 # that Triton compiles its launchers with (triton/backends/nvidia/include).
@@ -42,7 +50,7 @@ UNNEEDED = (
 
 
 def environment() -> dict[str, str]:
-    env = dict(os.environ)
+    env = {**os.environ, **UV}
     if SECRET_CA.is_file() and SECRET_CA.stat().st_size:
         for variable in bootstrap.CA_VARIABLES:
             env[variable] = str(SECRET_CA)
@@ -55,13 +63,13 @@ def uv(*arguments: str) -> None:
     subprocess.run([bootstrap.get_uv(), *arguments], check=True)
 
 
-def install(prefix: Path, lock: Path, only: list[str], without: list[str]) -> None:
+def install(prefix: Path, lock: str, only: list[str], without: list[str]) -> None:
     """Every file by hash; which index serves it therefore does not matter."""
     if not prefix.exists():
         uv("venv", "--quiet", "--relocatable", str(prefix))
     common = ["pip", "install", "--python", str(prefix / "bin" / "python"), "--require-hashes"]
     common += ["--no-deps", "--no-build-isolation"]
-    names = bootstrap.lock_names(lock.name)
+    names = bootstrap.lock_names(lock)
     unknown = {*only, *without} - names
     if unknown:
         raise bootstrap.BootstrapError(
@@ -69,7 +77,7 @@ def install(prefix: Path, lock: Path, only: list[str], without: list[str]) -> No
         )
     wanted = set(only) or names - set(without)
     # Local versions (2.6.0+cu118) are on the PyTorch index alone, which is asked for nothing else.
-    local = {n for n, lines in bootstrap.lock_blocks(lock.name) if "+" in lines.split(";")[0]}
+    local = {n for n, lines in bootstrap.lock_blocks(lock) if "+" in lines.split(";")[0]}
     groups = [
         (wanted & local, ["--default-index", os.environ.get("TORCH_INDEX", "")]),
         # The packages without a wheel are built with this one.
@@ -79,8 +87,8 @@ def install(prefix: Path, lock: Path, only: list[str], without: list[str]) -> No
     for chosen, options in groups:
         if chosen:
             with tempfile.TemporaryDirectory() as scratch:
-                part = Path(scratch, lock.name)
-                part.write_text(bootstrap.lock_lines(lock.name, tuple(chosen)), encoding="utf-8")
+                part = Path(scratch, lock)
+                part.write_text(bootstrap.lock_lines(lock, tuple(chosen)), encoding="utf-8")
                 uv(*common, *options, "-r", str(part))
 
 
@@ -91,8 +99,17 @@ def slim(site_packages: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     # 380 MB of libtriton.so (3.2.0) is debug information. The code stays as it is.
     for path in site_packages.glob("triton/_C/*.so"):
-        subprocess.run(["strip", "--strip-debug", str(path)], check=True)
+        subprocess.run([*strip(), "--strip-debug", str(path)], check=True)
     print(f"slim: {before / 1e6:.0f} MB -> {size(site_packages) / 1e6:.0f} MB")
+
+
+def strip() -> list[str]:
+    """``strip`` of the builder, which is mounted: its libraries are found only if named."""
+    mounted = bootstrap.ROOT.parent
+    if mounted == Path("/"):
+        return ["strip"]
+    libraries = f"{mounted}/usr/lib/x86_64-linux-gnu"
+    return ["env", f"LD_LIBRARY_PATH={libraries}", f"{mounted}/usr/bin/strip"]
 
 
 def size(folder: Path) -> int:
@@ -105,7 +122,7 @@ def main() -> None:
     steps.add_parser("uv").add_argument("destination", type=Path)
     into = steps.add_parser("install")
     into.add_argument("prefix", type=Path)
-    into.add_argument("lock", type=Path)
+    into.add_argument("lock", help="name of a file in locks/")
     into.add_argument("--only", nargs="*", default=[])
     into.add_argument("--without", nargs="*", default=[])
     steps.add_parser("run").add_argument("command", nargs=argparse.REMAINDER)

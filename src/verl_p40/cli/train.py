@@ -123,7 +123,11 @@ def _print_summary(document: dict[str, Any], out: Console) -> None:
     out.print()
     of = f" of {document['total_steps']}" if document["total_steps"] else ""
     took = f", {clock(document['seconds'])}" if document["seconds"] else ""
-    line(document["status"], f"step {document['step']}{of}{took}")
+    saved = ""
+    if document["status"] == "interrupted":
+        at = document["checkpoint"]
+        saved = "; no checkpoint" if at is None else f"; checkpoint at step {at}"
+    line(document["status"], f"step {document['step']}{of}{took}{saved}")
     if document["reward"]:
         line("reward", change(document["reward"]) + "  (mean of the first and last 3 steps)")
     if document["accuracy"]:

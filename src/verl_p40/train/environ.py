@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from verl_p40.train import stopping
 from verl_p40.train.catalog import About
 from verl_p40.train.folder import RunFolder
 
@@ -49,6 +50,7 @@ def additions(
     }
     ours = {
         "VERL_FILE_LOGGER_PATH": str(run.metrics),
+        stopping.STOP_FILE: str(stopping.file_in(ray_tmp)),
         "RAY_TMPDIR": str(ray_tmp),
         "RAY_USAGE_STATS_ENABLED": "0",
         **_RAY_PATIENCE,

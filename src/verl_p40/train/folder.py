@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +23,13 @@ from verl_p40.train.compose import from_yaml
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old text or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,10 @@ class RunFolder:
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
+
+    @property
+    def heartbeat(self) -> Path:
+        return self.path / "heartbeat.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -123,7 +134,7 @@ class RunFolder:
         for event in reversed(self.read_events()):
             if event["event"] == "end":
                 return int(event["step"])
-            if event["event"] in ("start", "resume", "failure"):
+            if event["event"] in ("start", "resume", "failure", "stopped"):
                 return None
         return None
 
@@ -173,7 +184,7 @@ class RunFolder:
                 fix="choose another with --runs-dir",
             ) from error
         try:
-            deadline = time.monotonic() + patience
+            began = time.monotonic()
             while True:
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -182,22 +193,39 @@ class RunFolder:
                     if error.errno not in (errno.EAGAIN, errno.EACCES):
                         raise
                     pid = self._written_pid()
-                    if time.monotonic() > deadline or _alive(pid):
+                    # A glance at the lock takes it for an instant, and the number of a process of
+                    # another container may be ours: nobody is refused at the first look.
+                    refuse = min(patience, 0.5) if _alive(pid) else patience
+                    if time.monotonic() - began > refuse:
                         raise self._busy(pid) from error
                     time.sleep(0.1)
             os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
+            os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
             yield fd
         finally:
             os.close(fd)
 
     def _written_pid(self) -> int:
         try:
-            return int(self.lock_file.read_text() or 0)
-        except (OSError, ValueError):
+            return int(self.lock_file.read_text().split()[0])
+        except (OSError, ValueError, IndexError):
             return 0
 
+    def _elsewhere(self) -> str:
+        """The host (in a container: its id) that the holder wrote, where it is not this one."""
+        try:
+            words = self.lock_file.read_text().split()
+        except OSError:
+            return ""
+        return words[1] if len(words) > 1 and words[1] != socket.gethostname() else ""
+
     def _busy(self, pid: int) -> BusyError:
+        host = self._elsewhere()
+        if host:
+            return BusyError(
+                f"{self.path} is in use by process {pid} of host or container {host}",
+                fix="wait for it, stop it there, or start another run with --new",
+            )
         return BusyError(
             f"{self.path} is in use by process {pid or '(unknown)'}",
             fix="wait for it, stop it (kill " + f"{pid or 'PID'}), or start another run with --new",

@@ -16,7 +16,17 @@ from verl_p40.data import prepare
 from verl_p40.errors import DataError, TrainingError, TripwireError
 from verl_p40.stack import env as stack_env
 from verl_p40.stack.env import StackEnv
-from verl_p40.train import checkpoints, checks, envinfo, environ, inside, process, source
+from verl_p40.train import (
+    checkpoints,
+    checks,
+    envinfo,
+    environ,
+    heartbeat,
+    inside,
+    process,
+    source,
+    stopping,
+)
 from verl_p40.train.compose import select, to_yaml
 from verl_p40.train.folder import RunFolder, file_text, write_whole
 from verl_p40.train.metrics import History, StepRow, cut_after
@@ -49,6 +59,7 @@ class Summary:
             "from_step": self.plan.step,
             "step": self.rows[-1].step if self.rows else 0,
             "total_steps": self.total,
+            "checkpoint": self.outcome.checkpoint if self.outcome else None,
             "reward": {"from": reward[0], "to": reward[1]} if reward else None,
             "accuracy": {"from": accuracy[0], "to": accuracy[1]} if accuracy else None,
             "seconds": round(self.outcome.seconds, 3) if self.outcome else 0,
@@ -127,6 +138,12 @@ def train(request: Request, view: View) -> Summary:
         TrainingError, TripwireError: the trainer ended in an error.
         KeyboardInterrupt: stopped by a signal; the run can be resumed.
     """
+    with process.raising():
+        return _train(request, view)
+
+
+def _train(request: Request, view: View) -> Summary:
+    grace = stopping.grace()
     view.phase("composing the config")
     plan = plan_run(request, view.note)
     for warning in plan.warnings:
@@ -134,6 +151,25 @@ def train(request: Request, view: View) -> Summary:
     checks.check_device(plan.config, plan.composed.preset)
     if plan.action == "finished":
         return _finished(plan)
+    with heartbeat.preparing(plan.run, view) as telling:
+        ready = _prepare(plan, telling)
+    with process.interruptible() as interrupt, plan.run.hold() as lock:
+        outcome = _attempt(plan, ready, lock, grace, view, interrupt)
+    return _conclude(plan, outcome)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What an attempt starts from. ``report`` is :mod:`verl_p40.train.inside`'s."""
+
+    stack: StackEnv
+    patch_digest: str
+    report: Mapping[str, Any]
+    total: int
+
+
+def _prepare(plan: Plan, view: View) -> _Ready:
+    """Stack, data and model, made sure of and checked. Nothing is in the run folder yet."""
     stack = _ensure_stack(plan, view)
     patch_digest = source.check_tree(stack)
     _ensure_data(plan, stack, view)
@@ -143,9 +179,7 @@ def train(request: Request, view: View) -> Summary:
     checks.check_steps(plan.config, rows)
     total = checks.planned_steps(plan.config, rows)
     checks.check_disk(plan.config, plan.run.path, total - plan.step)
-    with process.interruptible() as interrupt, plan.run.hold() as lock:
-        outcome = _attempt(plan, stack, patch_digest, report, total, lock, view, interrupt)
-    return _conclude(plan, outcome)
+    return _Ready(stack, patch_digest, report, total)
 
 
 def _ensure_stack(plan: Plan, view: View) -> StackEnv:
@@ -201,16 +235,15 @@ _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "true", "
 
 def _attempt(
     plan: Plan,
-    stack: StackEnv,
-    patch_digest: str,
-    report: Mapping[str, Any],
-    total: int,
+    ready: _Ready,
     lock: int,
+    grace: float,
     view: View,
     interrupt: process.Interrupt,
 ) -> Outcome:
     """Under the folder's lock: write what belongs in it, start, follow, and note the end."""
     run, ray_tmp = plan.run, process.make_ray_tmp()
+    stack, total = ready.stack, ready.total
     added = environ.additions(
         plan.composed.about, run, ray_tmp=ray_tmp, chained=plan.chained, device=plan.device
     )
@@ -226,12 +259,12 @@ def _attempt(
             command=command,
             environ=added,
             stack=stack,
-            patch_digest=patch_digest,
-            versions=report["versions"],
+            patch_digest=ready.patch_digest,
+            versions=ready.report["versions"],
             ray_tmp=ray_tmp,
         )
         document["preset_source"] = plan.composed.source
-        document["rows"] = int(report["rows"])
+        document["rows"] = int(ready.report["rows"])
         document["total_steps"] = total
         write_whole(run.env, file_text(document))
         _head(plan, command)
@@ -246,6 +279,9 @@ def _attempt(
             total=total,
             from_step=plan.step,
             tripwire=plan.tripwire,
+            stop=stopping.OrderlyStop(
+                file=stopping.file_in(ray_tmp), grace=grace, saves=_saves(plan)
+            ),
             val_only=bool(select(plan.config, "trainer.val_only")),
         )
         outcome = supervise(attempt, view, interrupt)
@@ -253,6 +289,12 @@ def _attempt(
         return outcome
     finally:
         process.remove_ray_tmp(ray_tmp)
+
+
+def _saves(plan: Plan) -> bool:
+    """Whether verl writes checkpoints in this run."""
+    frequency = int(select(plan.config, "trainer.save_freq") or -1)
+    return frequency > 0 and not select(plan.config, "trainer.val_only")
 
 
 def _set_back(plan: Plan, view: View) -> None:
@@ -298,6 +340,10 @@ def _note_end(run: RunFolder, outcome: Outcome) -> None:
         return
     details["exit"] = outcome.exit_text
     details["phase"] = outcome.phase
+    if outcome.status == "interrupted":
+        details |= {"signal": outcome.signal, "checkpoint": outcome.checkpoint}
+        run.add_event("stopped", step=outcome.step, **details)
+        return
     if outcome.failure:
         details["error"] = outcome.failure.headline
     if outcome.trip:

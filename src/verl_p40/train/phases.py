@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from verl_p40.train.failures import clean
 
+_LOOP = re.compile(r"Training Progress")
+"""The bar that verl draws as its training loop begins, and at each step."""
+
 _MARKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"Started a local Ray instance"), "loading verl"),
     (re.compile(r"TaskRunner hostname"), "loading verl"),
@@ -19,7 +22,7 @@ _MARKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"Training from scratch"), "generating"),
     (re.compile(r"test_gen_batch meta info"), "validating"),
     (re.compile(r"Initial validation metrics"), "training"),
-    (re.compile(r"Training Progress"), "training"),
+    (_LOOP, "training"),
     (re.compile(r"local_global_step_folder"), "saving a checkpoint"),
 )
 _TOTAL = re.compile(r"Total training steps: (\d+)")
@@ -33,9 +36,11 @@ class Phases:
     current: str = "starting Ray"
     total: int | None = field(default=None)
     """verl's own count of steps, once it has printed it."""
+    stepping: bool = False
+    """Whether the training loop has begun."""
 
-    def feed(self, line: bytes) -> None:
-        """Take in one line of the log."""
+    def feed(self, line: bytes) -> bool:
+        """Take in one line of the log. True when it says that something was got on with."""
         text = clean(line.decode("utf-8", "replace"))
         match = _TOTAL.search(text)
         if match:
@@ -43,7 +48,9 @@ class Phases:
         for pattern, phase in _MARKS:
             if pattern.search(text):
                 self.current = phase
-                return
+                self.stepping = self.stepping or pattern is _LOOP
+                return True
+        return match is not None
 
     def step_done(self) -> None:
-        self.current = _AFTER_STEP
+        self.current, self.stepping = _AFTER_STEP, True

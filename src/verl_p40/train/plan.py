@@ -246,7 +246,7 @@ def _check_estimator(config: Mapping[str, Any]) -> None:
 def _where(run: RunFolder, config: Config, request: Request) -> tuple[Action, int]:
     """What is to be done in ``run``, and from which step."""
     if not run.started():
-        if run.path.exists() and any(p.name != ".lock" for p in run.path.iterdir()):
+        if run.path.exists() and any(p.name[0] != "." for p in run.path.iterdir()):
             raise UsageError(
                 f"{run.path} exists and is not a run folder",
                 fix="choose another name with --run, or another place with --runs-dir",

@@ -170,27 +170,76 @@ def remove_ray_tmp(folder: str | Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+_ONE_STOP = 0.5
+"""Seconds within which signals are one request: `timeout` and terminals send several at once."""
+
+
 class Interrupt:
-    """What a SIGINT or SIGTERM to the supervisor asks for. ``name`` is empty while none came."""
+    """What signals to the supervisor have asked for. ``name`` is empty while none came."""
 
     name = ""
+    again = False
+    """Asked for once more: to stop at once. A second SIGHUP does not count: a closed terminal
+    sends one and its shell another."""
+
+    def __init__(self) -> None:
+        self._first = 0.0
+        self._terminals = [fd for fd in (0, 1, 2) if _is_terminal(fd)]
 
     @property
     def asked(self) -> bool:
         return bool(self.name)
 
+    def note(self, number: int) -> None:
+        """Take in a signal."""
+        now = time.monotonic()
+        if number == signal.SIGHUP:
+            self._leave_terminal()
+        if not self.name:
+            self.name, self._first = signal.Signals(number).name, now
+        elif number != signal.SIGHUP and now - self._first > _ONE_STOP:
+            self.again = True
+
+    def _leave_terminal(self) -> None:
+        """Writing to a closed terminal is an error, and the run has to be ended in order."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for fd in self._terminals:
+            os.dup2(nowhere, fd)
+        os.close(nowhere)
+
+
+def _is_terminal(fd: int) -> bool:
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
+
+
+_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Turn SIGINT and SIGTERM into a flag, so that the supervisor can end the run in order."""
+    """Turn SIGINT, SIGTERM and SIGHUP into a flag, so that the run can be ended in order."""
     state = Interrupt()
-
-    def note(number: int, frame: object) -> None:
-        state.name = signal.Signals(number).name
-
-    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {s: signal.signal(s, lambda number, frame: state.note(number)) for s in _ASKING}
     try:
         yield state
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does: what was begun is undone."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

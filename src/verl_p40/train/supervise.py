@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Literal
 from verl_p40.train import checkpoints, process
 from verl_p40.train.failures import Failure, describe_exit, explain
 from verl_p40.train.folder import RunFolder
+from verl_p40.train.heartbeat import RECENT, Heartbeat, step_seconds
 from verl_p40.train.metrics import History, StepRow, Tail
 from verl_p40.train.phases import Phases
+from verl_p40.train.stopping import OrderlyStop
 from verl_p40.train.view import View
 from verl_p40.tripwire import record
 
@@ -36,12 +39,17 @@ class Attempt:
     total: int | None
     from_step: int
     tripwire: bool
+    stop: OrderlyStop
     val_only: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the attempt ended. ``history`` is the whole run's; ``seconds`` this attempt's."""
+    """How the attempt ended. ``history`` is the whole run's; ``seconds`` this attempt's.
+
+    ``checkpoint`` is the step of the newest checkpoint, None where there is none; ``signal`` the
+    signal that asked for the end.
+    """
 
     status: Status
     history: History
@@ -53,6 +61,8 @@ class Outcome:
     trip: record.Trip | None = None
     operators: int = 0
     """Operators that the tripwire has checked; 0 without one."""
+    checkpoint: int | None = None
+    signal: str = ""
 
     @property
     def step(self) -> int:
@@ -74,6 +84,8 @@ class _Follower:
         self.saved = checkpoints.tracked(run.checkpoints)
         self.rss = 0
         self._memory_read = 0.0
+        self._recent: deque[StepRow] = deque(maxlen=RECENT)
+        self._heartbeat = Heartbeat(run.heartbeat, run=run.name, from_step=attempt.from_step)
 
     @property
     def total(self) -> int | None:
@@ -85,22 +97,38 @@ class _Follower:
         if now - self._memory_read > _MEMORY_EVERY:
             self._memory_read, self.rss = now, process.resident_bytes()
         for line in self.log.lines():
-            self.phases.feed(line)
+            if self.phases.feed(line):
+                self._heartbeat.progressed()
         for row in self.history.extend(self.metrics.lines()):
+            self._heartbeat.progressed()
             self._step(row)
         saved = checkpoints.tracked(self.attempt.run.checkpoints)
         if saved is not None and saved != self.saved:
             self.saved = saved
             self.attempt.run.add_event("checkpoint", step=saved)
             checkpoints.remove_husks(self.attempt.run.checkpoints)
-        self.view.phase(self.phases.current)
+        self.view.phase(self.attempt.stop.banner or self.phases.current)
         self.view.tick(rss=self.rss)
+        self.beat("training")
+
+    def beat(self, state: str, *, now: bool = False) -> None:
+        """Tell whoever looks at the run folder. ``state``: training, or how it ended."""
+        self._heartbeat.beat(
+            now=now,
+            state=state,
+            phase=self.attempt.stop.banner or self.phases.current,
+            stepping=self.phases.stepping,
+            step=self.history.last_step,
+            total=self.total,
+            **step_seconds(self._recent),
+        )
 
     def _step(self, row: StepRow) -> None:
         if row.accuracy is not None:
             self.attempt.run.add_event("validation", step=row.step, accuracy=row.accuracy)
         if row.trained:
             self.phases.step_done()
+            self._recent.append(row)
         self.view.step(row, total=self.total, rss=self.rss)
 
     def attempt_log(self) -> str:
@@ -122,13 +150,16 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
         keep=attempt.lock,
         grace=GRACE,
     )
-    unarmed = False
+    unarmed = ended_by_us = False
     try:
-        while child.poll() is None and not interrupt.asked and not unarmed:
+        while child.poll() is None and not unarmed:
             follower.drain()
             unarmed = _unarmed(attempt, follower)
+            if attempt.stop.is_over(interrupt, stepping=follower.phases.stepping, view=view):
+                break
             time.sleep(_POLL)
-        if child.poll() is None:
+        ended_by_us = child.poll() is None
+        if ended_by_us:
             view.phase(f"stopping ({interrupt.name or 'the tripwire is not armed'})")
         # The guard needs a moment more than it gives the trainer.
         process.stop(child, grace=GRACE + 15)
@@ -140,7 +171,8 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
     follower.drain()
     code = int(child.returncode)
     trip = record.read_trip(attempt.run.path)
-    status, failure = _judge(code, trip, interrupt, follower, unarmed)
+    status, failure = _judge(code, trip, interrupt, follower, unarmed, ended_by_us)
+    follower.beat(status, now=True)
     return Outcome(
         status=status,
         history=follower.history,
@@ -151,6 +183,8 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
         failure=failure,
         trip=trip,
         operators=record.operators(attempt.run.path) if attempt.tripwire else 0,
+        checkpoint=checkpoints.tracked(attempt.run.checkpoints),
+        signal=interrupt.name,
     )
 
 
@@ -169,13 +203,14 @@ def _judge(
     interrupt: process.Interrupt,
     follower: _Follower,
     unarmed: bool,
+    ended_by_us: bool,
 ) -> tuple[Status, Failure | None]:
     if trip is not None:
         return "tripped", None
     if unarmed:
         text = "the tripwire was asked for, and no worker armed it"
         return "failed", Failure(text, ())
-    if interrupt.asked:
+    if interrupt.asked and ended_by_us:
         return "interrupted", None
     if code != 0:
         return "failed", explain(follower.attempt_log())
@@ -186,4 +221,6 @@ def _judge(
         done = step > 0 and (total is None or step >= total)
     if done:
         return "finished", None
+    if interrupt.asked:
+        return "interrupted", None
     return "failed", Failure(f"verl ended without an error at step {step} of {total}", ())

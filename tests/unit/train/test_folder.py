@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -47,7 +50,7 @@ def test_two_processes_cannot_hold_a_folder(tmp_path: Path) -> None:
         other.wait()
     run.check_free()
     with run.hold():
-        assert run.lock_file.read_text() == str(os.getpid())
+        assert run.lock_file.read_text() == f"{os.getpid()} {socket.gethostname()}"
     assert run.holder() is None
 
 
@@ -71,6 +74,34 @@ def test_the_lock_outlives_a_killed_holder_with_its_child(tmp_path: Path) -> Non
     child.wait()
     with run.hold(patience=0.5):
         pass
+
+
+def test_a_holder_in_another_container_is_named_with_it(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "r")
+    other = _holder(run)
+    try:
+        run.lock_file.write_text(f"{os.getpid()} 3f2a9c")
+        with (
+            pytest.raises(BusyError, match=f"process {os.getpid()} of host or container 3f2a9c"),
+            run.hold(),
+        ):
+            pass
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_glance_at_the_lock_refuses_nobody(tmp_path: Path) -> None:
+    """Whoever looks whether a folder is held takes its lock for an instant."""
+    run = RunFolder(tmp_path)
+    run.lock_file.write_text(str(os.getpid()))
+    with run.lock_file.open() as glance:
+        fcntl.flock(glance, fcntl.LOCK_SH)
+        timer = threading.Timer(0.25, glance.close)
+        timer.start()
+        with run.hold():
+            pass
+        timer.join()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -101,6 +132,8 @@ def test_finished_is_what_the_last_attempt_says(tmp_path: Path) -> None:
     assert run.finished_at() == 4
     run.add_event("resume", step=4)
     run.add_event("failure", step=5)
+    assert run.finished_at() is None
+    run.add_event("stopped", step=5, checkpoint=5)
     assert run.finished_at() is None
 
 

@@ -11,6 +11,8 @@ import multiprocessing
 import os
 import pty
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -618,20 +620,12 @@ def test_no_permission(host: str) -> None:
 # --- progress ------------------------------------------------------------------------------
 
 
-def test_bars_on_a_terminal(
-    engine: docker.DockerClient,
-    programs: dict[str, Path],
-    registry: str,
-    host: str,
-    image: Command,
-    name: Callable[[str], str],
-) -> None:
-    tag = name(registry)
-    kit.make(engine, programs["busybox"], tag, extra=os.urandom(4 << 20))
+def on_terminal(*arguments: str, **environ: str) -> tuple[int, str, str]:
+    """Call the command with a terminal for standard error: exit code, output, what was shown."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "verl_p40.cli.main", "image", "push", tag],
-        env={**os.environ, "DOCKER_HOST": host, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+        [sys.executable, "-m", "verl_p40.cli.main", "image", *arguments],
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30", **environ},
         stdout=subprocess.PIPE,
         stderr=follower,
     )
@@ -648,10 +642,40 @@ def test_bars_on_a_terminal(
     os.close(leader)
     assert process.stdout is not None
     out = process.stdout.read().decode()
-    assert process.wait(60) == 0
+    return process.wait(60), out, shown.decode(errors="replace")
+
+
+def test_bars_on_a_terminal(
+    engine: docker.DockerClient,
+    programs: dict[str, Path],
+    registry: str,
+    host: str,
+    name: Callable[[str], str],
+) -> None:
+    tag = name(registry)
+    kit.make(engine, programs["busybox"], tag, extra=os.urandom(4 << 20))
+    code, out, shown = on_terminal("push", tag, DOCKER_HOST=host)
+    assert code == 0
     assert "pushed" in out and DIGEST.search(out)
-    text = shown.decode(errors="replace")
-    assert "\x1b[" in text and "Pushed" in text and re.search(r"\d(\.\d)?/\d\.\d MB", text)
+    assert "\x1b[" in shown and "Pushed" in shown and re.search(r"\d(\.\d)?/\d\.\d MB", shown)
+
+
+def test_ctrl_c_ends_a_transfer_that_hangs(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "verl_p40.cli.main", "image", "pull", f"{address}/x:1"],
+            env={**os.environ, "DOCKER_HOST": host},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = silent.accept()  # the engine asks, and is left waiting
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        connection.close()
+    assert (process.returncode, out) == (ExitCode.INTERRUPTED, "")
+    assert "Traceback" not in err
 
 
 # --- build ---------------------------------------------------------------------------------
@@ -753,6 +777,28 @@ def test_build(
         f"for docker compose: VERL_P40_MONITOR_IMAGE={tag}, in .env or exported\n"
     )
     assert engine.images.get(tag).labels["io.verl-p40.target"] == "monitor"
+
+
+def test_build_on_a_terminal(
+    engine: docker.DockerClient,
+    host: str,
+    image: Command,
+    name: Callable[[str], str],
+    clone: Path,
+    tmp_path: Path,
+) -> None:
+    """The builder draws by itself; standard output holds the result alone."""
+    tag = name("")
+    arguments = ("build", "--context", str(clone), "-t", tag, "--target", "monitor", "--json")
+    settings = {"DOCKER_HOST": host, "DOCKER_CONFIG": str(tmp_path / "docker")}
+    code, out, shown = on_terminal(*arguments, **settings)
+    assert code == 0, shown
+    assert json.loads(out)["id"] == engine.images.get(tag).id
+    assert "\x1b[" in shown and "exporting to image" in shown
+    (clone / "Dockerfile").write_text("FROM scratch AS monitor\nCOPY nowhere /\n")
+    code, out, shown = on_terminal(*arguments, **settings)
+    assert (code, out) == (ExitCode.ENVIRONMENT, "")
+    assert "the build failed (exit code 1)" in shown and "the lines above say" in shown
 
 
 def test_a_build_that_fails(image: Command, name: Callable[[str], str], clone: Path) -> None:

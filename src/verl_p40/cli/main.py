@@ -22,7 +22,19 @@ app = typer.Typer(
     epilog="Example: verl-p40 train cpu-demo",
 )
 
-GROUPS = ("train", "monitor", "data", "stack", "patches", "audit", "presets", "image")
+GROUPS = (
+    "train",
+    "monitor",
+    "health",
+    "smoke",
+    "data",
+    "stack",
+    "patches",
+    "audit",
+    "kernels",
+    "presets",
+    "image",
+)
 """Modules of ``verl_p40.cli`` that each expose ``register(app)``, in the order of ``--help``."""
 
 

@@ -1,0 +1,244 @@
+"""In the training stack: launch a kernel as its project does, and compile instead of running.
+
+``python -m verl_p40.kernels.compile_child < job.json`` prints one line of JSON for every kernel
+that is about to be compiled and one for what came of it, so that a parent knows which one LLVM
+aborted the process on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from verl_p40.kernels.arguments import build
+from verl_p40.kernels.capability import Capability, limits
+from verl_p40.kernels.standins import TreeFinder, answer_torch, answers
+
+MARK = "verl-p40-kernel "
+WARP = 32
+
+
+class CompileFailure(Exception):
+    """The code generator refused a kernel: ``stage`` and its own words."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__(message)
+        self.stage, self.message = stage, message
+
+
+def emit(message: dict[str, Any]) -> None:
+    print(MARK + json.dumps(message), flush=True)
+
+
+class Recorder:
+    """Stands where Triton launches: compiles the wanted kernel and records what it needs."""
+
+    def __init__(self, job: dict[str, Any], card: Capability) -> None:
+        self.kernel: str = job["kernel"]
+        self.overrides: dict[str, Any] = job.get("overrides", {})
+        self.start: int = job.get("start", 0)
+        self.limit: int = job.get("limit", 0)
+        self.assemble: bool = job.get("assemble", False)
+        self.card = card
+        self.index = 0
+        self.last: dict[str, Any] = {}
+
+    def run(self, function: Any, original: Any, args: Any, kwargs: Any) -> None:
+        if function.__name__ != self.kernel:
+            return
+        index = self.index
+        self.index += 1
+        if index < self.start or (self.limit and index >= self.start + self.limit):
+            return
+        args = list(args)
+        for name, value in self.overrides.items():
+            if name in function.arg_names and function.arg_names.index(name) < len(args):
+                args[function.arg_names.index(name)] = value
+            else:
+                kwargs[name] = value
+        named = dict(zip(function.arg_names, args, strict=False)) | kwargs
+        constants = {
+            name: named[name]
+            for i, name in enumerate(function.arg_names)
+            if i in function.constexprs and isinstance(named.get(name), int | float | str | bool)
+        }
+        emit({"begin": index, "constants": constants})
+        try:
+            original(function, *args, **{**kwargs, "warmup": True})
+        except CompileFailure as failure:
+            emit({"failed": failure.stage, "message": failure.message, **self.last})
+        except Exception as error:
+            emit({"failed": "triton", "message": _first_words(error), **self.last})
+        else:
+            emit({"done": index, **self.last})
+        self.last = {}
+
+    def compile(self, source: Any, target: Any = None, options: Any = None) -> Any:
+        """In place of ``triton.compile``: as far as PTX, then ptxas with its report."""
+        from triton._C.libtriton import ir
+        from triton.compiler.compiler import make_backend
+
+        backend = make_backend(target)
+        parsed = backend.parse_options({**(options or {}), **source.parse_options()})
+        self.last = {"num_warps": parsed.num_warps, "num_stages": parsed.num_stages}
+        stages: dict[str, Any] = {}
+        backend.add_stages(stages, parsed)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        metadata: dict[str, Any] = {"target": target, **parsed.__dict__}
+        code = source.make_ir(
+            parsed, backend.get_codegen_implementation(), backend.get_module_map(), context
+        )
+        for name, stage in stages.items():
+            if name == "cubin":
+                break
+            try:
+                code = stage(code, metadata)
+            except RuntimeError as error:
+                raise CompileFailure(name, _first_words(error)) from error
+            self.last["shared"] = metadata.get("shared")
+        assert isinstance(code, str)
+        # ptxas takes minutes over code that spills this much, and no card would take the result.
+        if self.assemble or self.last["shared"] <= limits(self.card).shared_optin:
+            self.last.update(assemble(code, self.card))
+        return SimpleNamespace(metadata=metadata)
+
+
+def _first_words(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # A CompilationError shows the source first and says what is wrong last.
+    return (lines[-1] if type(error).__name__ == "CompilationError" else lines[0])[:300]
+
+
+def assemble(ptx: str, card: Capability) -> dict[str, Any]:
+    """Run Triton's own ptxas for the card: registers, spill bytes, stack, or its complaints.
+
+    Raises:
+        CompileFailure: ptxas refuses the code; the message has every different complaint.
+    """
+    from triton.backends.nvidia.compiler import _path_to_binary
+
+    ptxas, _ = _path_to_binary("ptxas")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx, encoding="utf-8")
+        suffix = "a" if card.sm == 90 else ""
+        done = subprocess.run(
+            [ptxas, "-v", f"--gpu-name=sm_{card.sm}{suffix}", str(source), "-o", f"{folder}/out"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    report = done.stdout + done.stderr
+    if done.returncode:
+        raise CompileFailure("ptxas", complaints(report) or f"ptxas exit code {done.returncode}")
+    return read_report(report)
+
+
+def complaints(report: str) -> str:
+    """The errors in what ptxas printed, each kind once, without file and line."""
+    found = dict.fromkeys(
+        match.strip()
+        for match in re.findall(r"error\s*:\s*(.+)", report)
+        if "fatal" not in match.lower() and "Ptx assembly aborted" not in match
+    )
+    return "; ".join(found)[:600]
+
+
+def read_report(report: str) -> dict[str, Any]:
+    """Registers a thread and bytes of spills, stack and constants from ``ptxas -v``."""
+
+    def number(pattern: str) -> int:
+        return sum(int(value) for value in re.findall(pattern, report))
+
+    return {
+        "registers": max((int(v) for v in re.findall(r"Used (\d+) registers", report)), default=0),
+        "spill_stores": number(r"(\d+) bytes spill stores"),
+        "spill_loads": number(r"(\d+) bytes spill loads"),
+        "stack": number(r"(\d+) bytes stack frame"),
+    }
+
+
+def arm(recorder: Recorder, card: Capability) -> None:
+    """Put the recorder where Triton launches, autotunes and asks its driver for the device."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import autotuner, jit
+
+    maximum = limits(card).shared_optin
+    driver = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=0: 0,
+        get_current_target=lambda: GPUTarget("cuda", card.sm, WARP),
+        get_device_interface=lambda: SimpleNamespace(),
+        get_benchmarker=lambda: None,
+        set_current_device=lambda device: None,
+        utils=SimpleNamespace(
+            get_device_properties=lambda device=0: {
+                "max_shared_mem": maximum,
+                "multiprocessor_count": 30,
+                "warpSize": WARP,
+                "max_num_regs": 65_536,
+            }
+        ),
+    )
+    triton.runtime.driver.set_active(driver)
+    triton.compiler.compile = recorder.compile
+    launch = jit.JITFunction.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.run(self, launch, args, kwargs)
+
+    def tune(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        configs = self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs
+        for config in configs:
+            self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    jit.JITFunction.run = run
+    autotuner.Autotuner.run = tune
+
+
+def main() -> int:
+    """Do the job on standard input."""
+    job = json.load(sys.stdin)
+    card = Capability.parse(job["cc"])
+    root = Path(job["root"])
+    answer_torch(card, limits(card))
+    import triton
+
+    recorder = Recorder(job, card)
+    arm(recorder, card)
+    package = job["module"].split(".")[0]
+    sys.meta_path.insert(0, TreeFinder(root, package, answers(card)))
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        del sys.modules[name]
+    module = importlib.import_module(job["module"])
+    emit({"triton": triton.__version__})
+    launcher = job.get("launch") or job["kernel"]
+    arguments = build(job["arguments"], job.get("variables", {}), module)
+    if launcher == job["kernel"]:
+        kernel: Any = getattr(module, launcher)
+        kernel[(1, 1, 1)](**arguments)
+    else:
+        where, _, name = launcher.rpartition(":")
+        owner = importlib.import_module(where) if where else module
+        function: Any = owner
+        for part in name.split("."):
+            function = getattr(function, part)
+        function(**arguments)
+    emit({"launches": recorder.index})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import debiankit
 import docker
 import pytest
 
@@ -46,19 +47,7 @@ USER, PASSWORD = "joe", "open sesame"
 def program(package: str, inside: str, folder: Path) -> Path:
     """A program of a Debian package: the installed one, else unpacked into ``folder``."""
     installed = Path("/", inside)
-    if installed.is_file():
-        return installed
-    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        pytest.skip(f"{inside} is missing, and this is no Debian to get {package} from")
-    folder.mkdir(parents=True, exist_ok=True)
-    got = subprocess.run(
-        ["apt-get", "download", "-q", package], cwd=folder, capture_output=True, text=True
-    )
-    if got.returncode:
-        pytest.skip(f"the Debian package {package} cannot be downloaded: {got.stderr[-300:]}")
-    (archive,) = folder.glob(f"{package}_*.deb")
-    subprocess.run(["dpkg-deb", "-x", archive, folder / "root"], check=True)
-    return folder / "root" / inside
+    return installed if installed.is_file() else debiankit.unpacked(package, folder) / inside
 
 
 def free_port() -> int:

@@ -59,13 +59,6 @@ Command = Callable[..., Done]
 
 
 @pytest.fixture(scope="session")
-def host(engine: docker.DockerClient) -> str:
-    """``DOCKER_HOST`` of the engine of these tests."""
-    adapter = engine.api.get_adapter("http+docker://localhost/")
-    return f"unix://{adapter.socket_path}"
-
-
-@pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("debian")
     return {
@@ -82,24 +75,28 @@ def registry(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def image(
-    host: str,
+    engine_host: str,
+    docker_config: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> Command:
     """Calls `verl-p40 image`, as its entry point does, without anyone's docker login."""
-    plugins = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser() / "cli-plugins"
     own = tmp_path / "docker"
     own.mkdir()
     (own / "config.json").write_text("{}")
-    if plugins.is_dir():
-        (own / "cli-plugins").symlink_to(plugins.resolve())
+    (own / "cli-plugins").symlink_to(docker_config / "cli-plugins")
     for variable in ("DOCKER_CONTEXT", "FORCE_COLOR", *names.VARIABLES.values(), *BUILD_VARIABLES):
         monkeypatch.delenv(variable, raising=False)
 
     def call(*arguments: str, **environ: str) -> Done:
         with monkeypatch.context() as patch:
-            settings = {"DOCKER_CONFIG": str(own), "DOCKER_HOST": host, "NO_COLOR": "1", **environ}
+            settings = {
+                "DOCKER_CONFIG": str(own),
+                "DOCKER_HOST": engine_host,
+                "NO_COLOR": "1",
+                **environ,
+            }
             for variable, value in settings.items():
                 patch.setenv(variable, value)
             capfd.readouterr()
@@ -568,12 +565,12 @@ def test_something_else_than_an_engine(image: Command, registry: str) -> None:
 
 
 def test_the_docker_commands_context_is_used(
-    engine: docker.DockerClient, host: str, image: Command, tmp_path: Path
+    engine: docker.DockerClient, engine_host: str, image: Command, tmp_path: Path
 ) -> None:
     """Rootless Docker and Docker Desktop set a context, not DOCKER_HOST."""
     config = {**os.environ, "DOCKER_CONFIG": str(tmp_path / "docker")}
     config.pop("DOCKER_HOST", None)
-    create = ["docker", "context", "create", "mine", "--docker", f"host={host}"]
+    create = ["docker", "context", "create", "mine", "--docker", f"host={engine_host}"]
     subprocess.run(create, env=config, check=True, capture_output=True)
     lost = ["docker", "context", "create", "lost", "--docker", f"host=unix://{tmp_path}/no.sock"]
     subprocess.run(lost, env=config, check=True, capture_output=True)
@@ -599,7 +596,7 @@ def _as_nobody(host: str, answer: Any) -> None:
         answer.put(f"{error.message}\n{error.fix}")
 
 
-def test_no_permission(host: str) -> None:
+def test_no_permission(engine_host: str) -> None:
     """The engine's own socket, used by somebody who is not in its group."""
     if os.geteuid() != 0:
         pytest.skip("becoming nobody needs root")
@@ -609,7 +606,7 @@ def test_no_permission(host: str) -> None:
         pass
     context = multiprocessing.get_context("fork")
     answer = context.Queue()
-    process = context.Process(target=_as_nobody, args=(host, answer))
+    process = context.Process(target=_as_nobody, args=(engine_host, answer))
     process.start()
     text = answer.get(timeout=30)
     process.join(30)
@@ -649,23 +646,23 @@ def test_bars_on_a_terminal(
     engine: docker.DockerClient,
     programs: dict[str, Path],
     registry: str,
-    host: str,
+    engine_host: str,
     name: Callable[[str], str],
 ) -> None:
     tag = name(registry)
     kit.make(engine, programs["busybox"], tag, extra=os.urandom(4 << 20))
-    code, out, shown = on_terminal("push", tag, DOCKER_HOST=host)
+    code, out, shown = on_terminal("push", tag, DOCKER_HOST=engine_host)
     assert code == 0
     assert "pushed" in out and DIGEST.search(out)
     assert "\x1b[" in shown and "Pushed" in shown and re.search(r"\d(\.\d)?/\d\.\d MB", shown)
 
 
-def test_ctrl_c_ends_a_transfer_that_hangs(host: str) -> None:
+def test_ctrl_c_ends_a_transfer_that_hangs(engine_host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         process = subprocess.Popen(
             [sys.executable, "-m", "verl_p40.cli.main", "image", "pull", f"{address}/x:1"],
-            env={**os.environ, "DOCKER_HOST": host},
+            env={**os.environ, "DOCKER_HOST": engine_host},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -781,7 +778,7 @@ def test_build(
 
 def test_build_on_a_terminal(
     engine: docker.DockerClient,
-    host: str,
+    engine_host: str,
     image: Command,
     name: Callable[[str], str],
     clone: Path,
@@ -790,7 +787,7 @@ def test_build_on_a_terminal(
     """The builder draws by itself; standard output holds the result alone."""
     tag = name("")
     arguments = ("build", "--context", str(clone), "-t", tag, "--target", "monitor", "--json")
-    settings = {"DOCKER_HOST": host, "DOCKER_CONFIG": str(tmp_path / "docker")}
+    settings = {"DOCKER_HOST": engine_host, "DOCKER_CONFIG": str(tmp_path / "docker")}
     code, out, shown = on_terminal(*arguments, **settings)
     assert code == 0, shown
     assert json.loads(out)["id"] == engine.images.get(tag).id

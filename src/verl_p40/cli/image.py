@@ -106,12 +106,22 @@ def build(
             help="A mirror of the Hugging Face hub, for its runs.",
         ),
     ] = "",
+    runtime_packages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            envvar="VERL_P40_RUNTIME_PACKAGES",
+            help="Debian packages that the runs need: a C compiler, for Triton on a GPU. "
+            "'' for none, on the CPU.",
+            show_default=False,
+        ),
+    ] = None,
     ca: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="Certificates to trust in the build, as a secret: in no layer. Default: "
-            "$SSL_CERT_FILE, $REQUESTS_CA_BUNDLE.",
+            "$VERL_P40_CA_FILE, $SSL_CERT_FILE, $REQUESTS_CA_BUNDLE.",
             show_default=False,
         ),
     ] = None,
@@ -152,6 +162,7 @@ def build(
             pypi_index=pypi_index,
             torch_index=torch_index,
             hf_endpoint=hf_endpoint,
+            runtime_packages=runtime_packages,
             ca=ca,
             build_args=build_arg or (),
             network=network,

@@ -32,7 +32,13 @@ from verl_p40.stack.pins import FlavorName
 if TYPE_CHECKING:
     from docker import DockerClient
 
-CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
+CA_VARIABLES = (
+    "VERL_P40_CA_FILE",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "PIP_CERT",
+)
 TAIL = 60
 """Lines of a failed build that are searched for the reason."""
 _STEP = re.compile(r"^#\d+ ([\d.]+ )?(ERROR: )?")
@@ -51,6 +57,8 @@ class Request:
     pypi_index: str = ""
     torch_index: str = ""
     hf_endpoint: str = ""
+    runtime_packages: str | None = None
+    """None leaves the Dockerfile's; empty installs none."""
     ca: Path | None = None
     build_args: Sequence[str] = ()
     """``NAME=value``, or ``NAME`` to take the environment's (a proxy)."""
@@ -199,7 +207,10 @@ def _arguments(request: Request, context: Path) -> dict[str, str]:
         "TORCH_INDEX": request.torch_index,
         "HF_ENDPOINT": request.hf_endpoint,
     }
-    return {name: value for name, value in given.items() if value}
+    found = {name: value for name, value in given.items() if value}
+    if request.runtime_packages is not None:
+        found["RUNTIME_PACKAGES"] = request.runtime_packages
+    return found
 
 
 def _no_password(option: str, value: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from verl_p40 import __version__
@@ -89,6 +92,13 @@ def test_a_variable_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_P40_IMAGE", "Mine")
     with pytest.raises(UsageError):
         names.default()
+
+
+def test_compose_uses_the_same_names() -> None:
+    """One place says what the image is called; docker-compose.yml has to agree with it."""
+    text = (Path(__file__).resolve().parents[3] / "docker-compose.yml").read_text()
+    found = dict(re.findall(r"image: \$\{(\w+):-([^}]+)\}", text))
+    assert found == {names.VARIABLES[target]: names.default(target) for target in names.VARIABLES}
 
 
 def test_what_compose_has_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:

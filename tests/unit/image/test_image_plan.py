@@ -69,6 +69,7 @@ def test_the_command(docker: Docker, clone: Path, tmp_path: Path) -> None:
             flavor="cpu",
             base_image="debian:12",
             pypi_index="https://mirror.example/simple",
+            runtime_packages="",
             ca=ca,
             build_args=["HTTPS_PROXY"],
             network="host",
@@ -86,6 +87,7 @@ def test_the_command(docker: Docker, clone: Path, tmp_path: Path) -> None:
         f"PATCHES_DIGEST={load_queue().digest}",
         "BASE_IMAGE=debian:12",
         "PYPI_INDEX=https://mirror.example/simple",
+        "RUNTIME_PACKAGES=",
         "HTTPS_PROXY",
     ]
     digest = lockfile.digest(paths.locks_dir() / "train-cpu.txt")

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from verl_p40.smoke.matmul import UNIT, category
+from verl_p40.smoke.matmul import UNIT
 from verl_p40.smoke.model import Context, Failed, Finding
 from verl_p40.smoke.torchbuild import limit_memory
 
@@ -56,7 +56,7 @@ def check(context: Context) -> Finding:
     return Finding(
         f"{kernel} kernel, {count} cases: at most {forward:.1f} times eager's error forward, "
         f"{backward:.1f} backward",
-        category(context),
+        context.category,
         {
             "kernel": kernel,
             "cases": count,

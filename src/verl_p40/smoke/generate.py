@@ -44,7 +44,7 @@ def check(context: Context) -> Finding:
     return Finding(
         f"vllm {vllm.__version__}, {PROMPTS} prompts: {same} tokens equal"
         + (f", {ties} ties" if ties else ""),
-        "GPU run",
+        context.category,
         {"vllm": vllm.__version__, "tokens": same, "ties": ties},
     )
 

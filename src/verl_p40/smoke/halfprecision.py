@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from verl_p40.smoke.data import model_folder
-from verl_p40.smoke.matmul import category
 from verl_p40.smoke.model import Context, Failed, Finding
 from verl_p40.smoke.torchbuild import limit_memory
 
@@ -37,7 +36,7 @@ def check(context: Context) -> Finding:
     _planted(context.device)
     return Finding(
         f"{operators:,} operators, none in half precision; a planted cast and autocast were caught",
-        category(context),
+        context.category,
         {"operators": operators},
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from verl_p40.smoke.model import Category, Context, Failed, Finding
+from verl_p40.smoke.model import Context, Failed, Finding
 from verl_p40.smoke.torchbuild import limit_memory
 
 UNIT = 2.0**-24
@@ -48,7 +48,7 @@ def check(context: Context) -> Finding:
     worst = compare(context.device, torch.matmul)
     return Finding(
         f"{len(SHAPES)} shapes within the bound K u |A||B|; at worst {worst:.2f} of it",
-        category(context),
+        context.category,
         {"worst_fraction_of_bound": round(worst, 4), "shapes": [list(s) for s in SHAPES]},
     )
 
@@ -80,7 +80,3 @@ def compare(device: str, product: Product) -> float:
             )
         worst = max(worst, ratio)
     return worst
-
-
-def category(context: Context) -> Category:
-    return "GPU run" if context.device == "cuda" else "CPU run"

@@ -9,15 +9,9 @@ from typing import Any, Literal
 
 Device = Literal["cpu", "cuda"]
 Verdict = Literal["ok", "skipped", "failed"]
-Category = Literal[
-    "",
-    "CPU run",
-    "sm_61 code generation",
-    "sm_61 PTX run on a newer GPU",
-    "GPU run",
-]
-"""What a finding shows. "GPU run" is a run of the card's own code on the card that the report
-names; only on a card of compute capability 6.1 is it a run on Pascal."""
+CODE = "sm_61 code generation"
+PTX = "sm_61 PTX run on a newer GPU"
+"""What a finding shows, where it is neither a CPU run nor a run on the card that is named."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +50,37 @@ class Context:
     device: Device
     scratch: Path
     gpu_mib: int = 0
+    gpu_name: str = "a GPU"
+
+    @property
+    def category(self) -> str:
+        """What a run here shows: ``CPU run``, or ``run on Tesla P40``, the card by its name."""
+        return f"run on {self.gpu_name}" if self.device == "cuda" else "CPU run"
 
     def document(self) -> dict[str, Any]:
-        return {"device": self.device, "scratch": str(self.scratch), "gpu_mib": self.gpu_mib}
+        return {
+            "device": self.device,
+            "scratch": str(self.scratch),
+            "gpu_mib": self.gpu_mib,
+            "gpu_name": self.gpu_name,
+        }
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Context:
-        return cls(document["device"], Path(document["scratch"]), int(document["gpu_mib"]))
+        return cls(
+            document["device"],
+            Path(document["scratch"]),
+            int(document["gpu_mib"]),
+            str(document["gpu_name"]),
+        )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check that passed has seen: one line, and figures for the report."""
+    """What a check that passed has seen: one line, what it shows, and figures for the report."""
 
     text: str
-    category: Category = ""
+    category: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -94,6 +104,6 @@ class Result:
     verdict: Verdict
     text: str
     seconds: float = 0.0
-    category: Category = ""
+    category: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
     output: tuple[str, ...] = ()

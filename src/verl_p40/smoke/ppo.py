@@ -16,7 +16,6 @@ from typing import Any
 from rich.console import Console
 
 from verl_p40.errors import TrainingError, TripwireError
-from verl_p40.smoke.matmul import category
 from verl_p40.smoke.model import Context, Device, Failed, Finding
 from verl_p40.train import checkpoints, launch
 from verl_p40.train.folder import RunFolder
@@ -79,7 +78,7 @@ def check_step(context: Context) -> Finding:
     return Finding(
         f"step 1 in {row.seconds or 0:.1f} s, KL {row.kl:.4f}, entropy {row.entropy:.2f}; "
         f"{operators:,} operators, none in half precision",
-        category(context),
+        context.category,
         {
             "step_seconds": row.seconds,
             "reward": row.reward,
@@ -104,7 +103,7 @@ def check_resume(context: Context) -> Finding:
     return Finding(
         f"actor and critic: weights, optimizer and generators loaded as saved ({total:,} bytes); "
         f"step 2 in {row.seconds or 0:.1f} s",
-        category(context),
+        context.category,
         {"bytes": sizes, "step_seconds": row.seconds},
     )
 

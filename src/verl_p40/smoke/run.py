@@ -98,7 +98,9 @@ class Smoke:
             if reason:
                 result = Result(check, "skipped", reason)
             else:
-                context = Context(self.where.device, self.scratch, check.gpu_mib)
+                card = self.where.seen.first() if self.where.device == "cuda" else None
+                name = card.name if card else "a GPU"
+                context = Context(self.where.device, self.scratch, check.gpu_mib, name)
                 tick = functools.partial(self.listener.tick, check)
                 result = run_check(check, context, self.stack, self.log(check), tick)
             self.results[check.name] = result

@@ -102,7 +102,7 @@ def check_device(context: Context) -> Finding:
         raise Failed(f"0 + 1 + ... + 999 is {total} on {properties.name}, not 499500", details)
     size = details["memory_mib"]
     text = f"{properties.name}, compute capability {details['compute_capability']}, {size:,} MiB"
-    return Finding(text, "GPU run", details)
+    return Finding(text, context.category, details)
 
 
 def limit_memory(context: Context) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_p40.smoke.cudadriver import Module
 from verl_p40.smoke.matmul import gamma
-from verl_p40.smoke.model import Category, Context, Failed, Finding, Skip
+from verl_p40.smoke.model import CODE, PTX, Context, Failed, Finding, Skip
 from verl_p40.smoke.torchbuild import limit_memory
 
 TARGET = 61
@@ -73,10 +73,11 @@ def check(context: Context) -> Finding:
         f"{dot.shared:,} bytes shared"
     )
     if context.device != "cuda":
-        return Finding(text, "sm_61 code generation", details)
+        return Finding(text, CODE, details)
     limit_memory(context)
-    category, worst = run_all(add, dot)
+    native, worst = run_all(add, dot)
     details["worst_fraction_of_bound"] = round(worst, 4)
+    category = context.category if native else PTX
     return Finding(f"{text}; run, at worst {worst:.2f} of the error bound", category, details)
 
 
@@ -147,8 +148,8 @@ def _compile_2(
     )
 
 
-def run_all(add: Compiled, dot: Compiled) -> tuple[Category, float]:
-    """Run both on the GPU; ``(category, largest error as a fraction of its bound)``.
+def run_all(add: Compiled, dot: Compiled) -> tuple[bool, float]:
+    """Run both; ``(whether the card is a 6.1 one, largest error as a fraction of its bound)``.
 
     Raises:
         Failed: a sum is not the rounded one, or a product exceeds the bound of
@@ -175,7 +176,7 @@ def run_all(add: Compiled, dot: Compiled) -> tuple[Category, float]:
     worst = float(((product.cpu().double() - exact).abs() / bound).max())
     if not worst <= 1.0:
         raise Failed(f"FP32 dot: the error is {worst:.3g} times the largest that FP32 can make")
-    return ("GPU run" if native else "sm_61 PTX run on a newer GPU"), worst
+    return native, worst
 
 
 def _launch(kernel: Compiled, native: bool, blocks: int, tensors: list[Any], number: int) -> None:

@@ -19,7 +19,7 @@ PRIVATE = "uuid GPU-8c1b7a52-6f0e-4f0e-9f5d-0a1b2c3d4e5f on 0000:3B:00.0, serial
 
 
 def good(context: Context) -> Finding:
-    return Finding(f"computed on {context.device}", "CPU run", {"pid": os.getpid()})
+    return Finding(f"computed on {context.device}", context.category, {"pid": os.getpid()})
 
 
 def skipping(context: Context) -> Finding:

@@ -58,8 +58,10 @@ def test_no_driver_skips_with_the_reason() -> None:
         driver.judge(Seen(problem="no NVIDIA driver on this machine"), CUDA)
 
 
+H200 = "NVIDIA H200, GPU-uuid, 143771, 0, 143156, 9.0, 580.159.04\n"
+"""What nvidia-smi gave on an H200, its UUID aside."""
 ROW = "Tesla P40, GPU-8c1b7a52-6f0e-4f0e-9f5d-0a1b2c3d4e5f, 22919, 345, 22574, 6.1, 535.129.03\n"
-"""In nvidia-smi's own form (csv,noheader,nounits) for the fields asked for."""
+"""The same form with a P40's figures."""
 
 
 @pytest.fixture
@@ -75,10 +77,11 @@ def _program(path: Path, text: str, code: int = 0) -> None:
 
 
 def test_nvidia_smi_where_nvml_is_not(smi: Path) -> None:
-    _program(smi, ROW + ROW.replace("345", "[N/A]") + "a line of something else\n")
+    _program(smi, ROW + ROW.replace("345", "[N/A]") + "something else\n" + H200)
     seen = gpu._from_smi()
     assert (seen.driver, seen.source) == ("535.129.03", "nvidia-smi")
-    (card,) = seen.gpus
+    card, other = seen.gpus
+    assert (other.name, other.free_mib, other.capability) == ("NVIDIA H200", 143156, "9.0")
     assert (card.name, card.total_mib, card.used_mib, card.free_mib) == (
         "Tesla P40",
         22919,

@@ -88,6 +88,7 @@ def test_too_little_memory_skips(smoke: Smoke, probe: Probe) -> None:
 def test_an_idle_card_is_used(smoke: Smoke, probe: Probe) -> None:
     (result,) = on_gpu(smoke, WITH_P40).run([probe("good", gpu="either", gpu_mib=3072)])
     assert (result.verdict, result.text) == ("ok", "computed on cuda")
+    assert result.category == "run on Tesla P40"
 
 
 @pytest.mark.parametrize(

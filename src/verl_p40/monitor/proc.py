@@ -7,7 +7,7 @@ be seen in its own samples.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,11 +43,16 @@ def read(path: str) -> bytes:
 def stat(pid: int, proc: Path = PROC) -> Stat | None:
     """One process; None when there is none."""
     try:
-        raw = read(f"{proc}/{pid}/stat")
+        fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # One line of a few hundred bytes: one read has it all.
+            raw = os.read(fd, 4096)
+        finally:
+            os.close(fd)
     except OSError:
         return None
     # "pid (name) state parent ...": the name may hold spaces and parentheses.
-    fields = raw[raw.rindex(b")") + 2 :].split()
+    fields = raw[raw.rindex(b")") + 2 :].split(None, 22)
     return Stat(
         pid=pid,
         parent=int(fields[1]),
@@ -65,21 +70,22 @@ def pids(proc: Path = PROC) -> Iterator[int]:
                 yield int(entry.name)
 
 
-def all_stats(proc: Path = PROC) -> dict[int, Stat]:
+def stats(wanted: Iterable[int], proc: Path = PROC) -> dict[int, Stat]:
+    """Those of the processes that there are."""
     found = {}
-    for pid in pids(proc):
+    for pid in wanted:
         one = stat(pid, proc)
         if one is not None:
             found[pid] = one
     return found
 
 
-def below(root: int, stats: Mapping[int, Stat]) -> list[Stat]:
+def below(root: int, known: Mapping[int, Stat]) -> list[Stat]:
     """``root`` and all its descendants that are not zombies."""
     children: dict[int, list[Stat]] = {}
-    for one in stats.values():
+    for one in known.values():
         children.setdefault(one.parent, []).append(one)
-    out, queue = [], [stats[root]] if root in stats else []
+    out, queue = [], [known[root]] if root in known else []
     while queue:
         one = queue.pop()
         queue += children.get(one.pid, [])

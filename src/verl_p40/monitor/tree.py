@@ -9,6 +9,7 @@ unless something besides its number says so.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from verl_p40.monitor import proc as kernel
 
 PSS_EVERY = 30.0
 """Seconds between two looks at PSS: the one costly number."""
+_SCAN_SHARE = 0.004
+"""Of one core: what looking for new processes may take."""
+_SCAN_AT_LEAST_EVERY = 10.0
 _AGE_SLACK = 5.0
 
 
@@ -115,6 +119,8 @@ class Tree:
         self._root: Root | None = None
         self._looked = self._pss_read = self._sampled = float("-inf")
         self._cpu: dict[tuple[int, int], float] | None = None
+        self._scan_due = float("-inf")
+        self._members: list[int] = []
         self.hidden = ""
 
     def sample(self, now: float) -> TreeSample | None:
@@ -123,8 +129,8 @@ class Tree:
         Args:
             now: a monotonic clock, in seconds.
         """
-        stats = kernel.all_stats(self._proc)
-        if self._root is None or not _same(self._root, stats):
+        family = self._family(now)
+        if not family:
             self._root, self._cpu = None, None
             if now - self._looked < self._LOOK_AGAIN:
                 return None
@@ -133,20 +139,41 @@ class Tree:
             if isinstance(found, str):
                 self.hidden = found
                 return None
-            self._root = found
-            if not _same(found, stats):
-                stats = kernel.all_stats(self._proc)
+            self._root, self._scan_due = found, now
+            family = self._family(now)
+            if not family:
+                return None
         self.hidden = ""
-        family = kernel.below(self._root.pid, stats)
-        if not family:
-            return None
+        root = family[0].pid
         return TreeSample(
-            root=self._root.pid,
+            root=root,
             processes=len(family),
             rss=sum(one.rss for one in family),
             pss=self._pss(family, now),
             cpu_percent=self._cpu_percent(family, now),
         )
+
+    def _family(self, now: float) -> list[kernel.Stat]:
+        """The run's processes, its first one first; none when that is gone.
+
+        Who has come is found by a look at every process of the machine; in between those that are
+        known are asked. The look comes as seldom as it takes for it to cost next to nothing.
+        """
+        if self._root is None:
+            return []
+        if now >= self._scan_due:
+            began = time.thread_time()
+            known = kernel.stats(kernel.pids(self._proc), self._proc)
+            cost = time.thread_time() - began
+            self._scan_due = now + min(_SCAN_AT_LEAST_EVERY, cost / _SCAN_SHARE)
+        else:
+            known = kernel.stats(self._members, self._proc)
+        first = known.get(self._root.pid)
+        if first is None or first.started != self._root.started or first.state == "Z":
+            return []
+        family = kernel.below(self._root.pid, known)
+        self._members = [one.pid for one in family]
+        return family
 
     def _cpu_percent(self, family: list[kernel.Stat], now: float) -> float | None:
         cpu = {(one.pid, one.started): one.cpu_seconds for one in family}
@@ -154,9 +181,14 @@ class Tree:
         since, self._sampled = self._sampled, now
         if before is None or now <= since:
             return None
-        # A process that is new counts whole; what one did that has ended since is not known.
-        spent = sum(seconds - before.get(key, 0.0) for key, seconds in cpu.items())
-        return max(0.0, 100 * spent / (now - since))
+        # One that is new may be older than the sample before: it counts as one core at most. What
+        # one did that has ended since is not known.
+        span = now - since
+        spent = sum(
+            seconds - before[key] if key in before else min(seconds, span)
+            for key, seconds in cpu.items()
+        )
+        return max(0.0, 100 * spent / span)
 
     def _pss(self, family: list[kernel.Stat], now: float) -> int | None:
         if now - self._pss_read < PSS_EVERY:
@@ -171,8 +203,3 @@ class Tree:
                 return None
             total += size
         return total
-
-
-def _same(root: Root, stats: dict[int, kernel.Stat]) -> bool:
-    found = stats.get(root.pid)
-    return found is not None and found.started == root.started and found.state != "Z"

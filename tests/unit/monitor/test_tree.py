@@ -75,6 +75,22 @@ def test_cpu_is_what_was_spent_since_the_sample_before(tmp_path: Path) -> None:
     assert sample.cpu_percent > 10
 
 
+def test_processes_that_come_and_go_are_seen(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    with run.hold():
+        tree = Tree(run.lock_file)
+        counts = []
+        first = tree.sample(0.0)
+        assert first is not None
+        come = subprocess.Popen(["sleep", "60"])
+        # Found at the latest after ten seconds, by the clock that is handed in.
+        counts.append(tree.sample(10.0).processes - first.processes)  # type: ignore[union-attr]
+        come.kill()
+        come.wait()
+        counts.append(tree.sample(10.001).processes - first.processes)  # type: ignore[union-attr]
+    assert counts == [1, 0]
+
+
 def test_pss_is_read_now_and_then(tmp_path: Path, start_run: Start) -> None:
     start_run(tmp_path / "run", 1)
     tree = Tree(_lock(tmp_path / "run"))

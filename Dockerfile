@@ -122,9 +122,9 @@ RUN python3 -m compileall -q -j 0 /opt/verl-p40/lib/python3.*/site-packages/verl
 # --- monitor: samples and shows a run; no torch, no verl ------------------------------------
 FROM light AS monitor-env
 # What built things is not needed to run them.
-RUN uv pip uninstall --quiet --python /opt/verl-p40/bin/python \
+RUN /usr/local/bin/uv pip uninstall --quiet --python /opt/verl-p40/bin/python \
       editables hatchling pathspec pluggy setuptools trove-classifiers uv \
- && uv pip install --quiet --offline --no-deps --no-cache --compile-bytecode \
+ && /usr/local/bin/uv pip install --quiet --offline --no-deps --no-cache --compile-bytecode \
       --python /opt/verl-p40/bin/python /dist/*.whl
 ARG FLAVOR
 ARG BASE_IMAGE

@@ -116,7 +116,7 @@ def test_the_tag_was_replaced_in_the_registry(
     assert image("verify", tag).code == 0
     shown = image("verify", f"{tag}@{first}")
     assert shown.code == ExitCode.FOUND
-    assert f"the image here is {second}; the one asked for is {first}" in shown.out
+    assert f"{first} is the one asked for\n    the image here is {second}\n" in shown.out
     assert "NOT the image that was published: 1 difference" in shown.out
 
 

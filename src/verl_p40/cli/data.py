@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from verl_p40.cli.output import JsonFlag, console, print_json, stderr_console
-from verl_p40.data import prepare
+from verl_p40.data import models, prepare
 from verl_p40.data.child import Progress as Tell
 from verl_p40.data.child import silent
 from verl_p40.data.prepare import DEFAULT_SEED, Prepared
@@ -163,6 +163,32 @@ def gsm8k(
         print_json(made.as_json())
         return
     _print(made)
+
+
+@data.command("model", epilog="Example: verl-p40 data model Qwen/Qwen2.5-0.5B-Instruct")
+def model(
+    name: Annotated[str, typer.Argument(help="The model's name on the hub.", show_default=False)],
+    json: JsonFlag = False,
+) -> None:
+    """Download a model of the Hugging Face hub (HF_ENDPOINT, HF_HOME), or find it.
+
+    `verl-p40 train` does this by itself. A folder NAME under $VERL_P40_MODELS (models) comes first:
+    put a copy there where there is no network.
+    """
+    if not models.is_hub_name(name):
+        raise UsageError(
+            f"{name!r} is no name of a model on the hub", fix="verl-p40 data model --help"
+        )
+    found = models.find(name)
+    if found is None:
+        env = _stack(json)
+        with _Bar(json) as tell:
+            found = models.ensure(name, stack_env=env, progress=tell)
+    if json:
+        print_json({"name": name, "folder": str(found.folder), "source": found.source})
+        return
+    word = "downloaded" if found.source == "downloaded" else "already there"
+    console().print(f"{word}: {escape(str(found.folder))}")
 
 
 @data.command(

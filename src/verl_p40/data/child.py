@@ -7,6 +7,7 @@ mistaken for one; the parent turns them into progress, a result, or the child's 
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -53,6 +54,10 @@ def serve(work: Callable[[], dict[str, Any]]) -> int:
     except OSError as error:
         traceback.print_exc()
         where = f"{error.filename}: " if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            words = f"{where}{error.strerror}"
+            _emit({"error": "DiskError", "message": words, "fix": "free some space on that disk"})
+            return int(ExitCode.DISK)
         _emit({"error": "DataError", "message": f"{where}{error.strerror or error}", "fix": ""})
         return int(ExitCode.DATA)
     except Exception:

@@ -199,7 +199,7 @@ def _resolve(composed: DictConfig) -> Config:
 def _absolute(value: Any, key: str) -> Any:
     """A local path made absolute; a hub name, a URL or a non-string is left alone.
 
-    A model's hub name becomes the local copy in $VERL_P40_MODELS when there is one.
+    A hub name stays one wherever the model lies, for the run stays the same: see hubmodels.
     """
     if not isinstance(value, str) or "://" in value or not value:
         return value
@@ -207,9 +207,6 @@ def _absolute(value: Any, key: str) -> Any:
     if path.is_absolute():
         return str(path)
     if "model" in key and not path.exists() and not value.startswith("."):
-        for local in (paths.models_home() / value, paths.models_home() / path.name):
-            if (local / "config.json").is_file():
-                return str(local)
         return value
     return str(path.resolve())
 

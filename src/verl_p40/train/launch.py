@@ -22,6 +22,7 @@ from verl_p40.train import (
     envinfo,
     environ,
     heartbeat,
+    hubmodels,
     inside,
     process,
     source,
@@ -107,7 +108,7 @@ def dry_run(request: Request, say: Say) -> tuple[Plan, dict[str, Any]]:
         "run": str(plan.run.path),
         "action": plan.action,
         "from_step": plan.step,
-        "command": list(plan.command(python)),
+        "command": list(plan.command(python, *hubmodels.overrides(hubmodels.present(plan.config)))),
         "env": added,
         "warnings": list(plan.warnings),
         "config": plan.config,
@@ -164,6 +165,7 @@ class _Ready:
 
     stack: StackEnv
     patch_digest: str
+    models: hubmodels.Folders
     report: Mapping[str, Any]
     total: int
 
@@ -173,13 +175,15 @@ def _prepare(plan: Plan, view: View) -> _Ready:
     stack = _ensure_stack(plan, view)
     patch_digest = source.check_tree(stack)
     _ensure_data(plan, stack, view)
+    models = hubmodels.ensure(plan.config, stack, view)
+    config = hubmodels.substituted(plan.config, models)
     view.phase("checking model and data")
-    report = preflight(stack, plan.config)
+    report = preflight(stack, config)
     rows = int(report["rows"])
     checks.check_steps(plan.config, rows)
     total = checks.planned_steps(plan.config, rows)
-    checks.check_disk(plan.config, plan.run.path, total - plan.step)
-    return _Ready(stack, patch_digest, report, total)
+    checks.check_disk(config, plan.run.path, total - plan.step)
+    return _Ready(stack, patch_digest, models, report, total)
 
 
 def _ensure_stack(plan: Plan, view: View) -> StackEnv:
@@ -247,7 +251,7 @@ def _attempt(
     added = environ.additions(
         plan.composed.about, run, ray_tmp=ray_tmp, chained=plan.chained, device=plan.device
     )
-    command = plan.command(stack.python)
+    command = plan.command(stack.python, *hubmodels.overrides(ready.models))
     try:
         process.remove_ray_tmp(str(run.read_env().get("ray_tmp", "")))
         _set_back(plan, view)

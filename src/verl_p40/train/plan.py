@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -91,9 +92,9 @@ class Plan:
     def flavor(self) -> FlavorName:
         return "cpu" if self.device == "cpu" else "cu118"
 
-    def command(self, python: Path | str) -> tuple[str, ...]:
-        """The command that trains, as it can be typed."""
-        extra = []
+    def command(self, python: Path | str, *more: str) -> tuple[str, ...]:
+        """The command that trains, as it can be typed. ``more``: overrides of this attempt's."""
+        extra = [*more]
         if self.action == "resume" and select(self.config, "trainer.val_before_train"):
             # The step it resumes from has been validated in its own time.
             extra.append("trainer.val_before_train=false")
@@ -111,21 +112,27 @@ class Plan:
 
     def user_command(self, *extra: str) -> str:
         """The ``verl-p40 train`` command that goes on with this run."""
-        words = [_own_command(), "train", "--run", self.run.name]
+        words = ["train", "--run", self.run.name]
         if self.run.path.parent != paths.runs_home():
             words += ["--runs-dir", str(self.run.path.parent)]
         if self.tripwire:
             words.append("--tripwire")
-        return shlex.join([*words, *extra])
+        return f"{_own_command()} {shlex.join([*words, *extra])}"
 
 
 def _own_command() -> str:
-    """``verl-p40``, or its path where a shell would not find it (a newcomer's ``.venv``)."""
+    """``verl-p40``, or its path where a shell would not find it (a newcomer's ``.venv``).
+
+    ``VERL_P40_COMMAND`` says how it is typed where that is another story (in a container).
+    """
+    named = os.environ.get("VERL_P40_COMMAND")
+    if named:
+        return named
     started_as = Path(sys.argv[0])
     if started_as.name != "verl-p40" or shutil.which("verl-p40"):
         return "verl-p40"
     here, script = Path.cwd(), started_as.absolute()
-    return str(script.relative_to(here) if script.is_relative_to(here) else script)
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
 
 
 def split_arguments(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:

@@ -65,3 +65,18 @@ class DataProgress:
             self._next = now + self._view.patience
             done = "" if fraction is None else f" ({100 * fraction:.0f} %)"
             self._view.phase(f"preparing the {self._kind} data: {text}{done}")
+
+
+class ModelProgress:
+    """Progress of downloading a model: ``(what, fraction done or None)``."""
+
+    def __init__(self, view: View) -> None:
+        self._view, self._next = view, 0.0
+
+    def __call__(self, text: str, fraction: float | None) -> None:
+        now = time.monotonic()
+        if fraction is None or now >= self._next:
+            self._next = now + self._view.patience
+            done = "" if fraction is None else f" ({100 * fraction:.0f} %)"
+            # The name comes first, then what changes: one phase to a view.
+            self._view.phase(text.replace(", ", ": ", 1) + done)

@@ -16,10 +16,16 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """``files`` by path in the repository; ``requests`` are the lines that came in."""
+    """``files`` by path in the data set's repository; ``requests`` are the lines that came in.
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    ``models`` holds the files of each model by its name.
+    """
+
+    def __init__(
+        self, files: dict[str, bytes], models: dict[str, dict[str, bytes]] | None = None
+    ) -> None:
         self.files = files
+        self.models = models or {}
         self.requests: list[str] = []
         self.break_after: int | None = None
         """Cut the next download after so many bytes, once."""
@@ -29,6 +35,15 @@ class Hub:
     def hf_file(self, path: str) -> bytes | None:
         match = re.fullmatch(r"/datasets/openai/gsm8k/resolve/[^/]+/(.+)", path)
         return self.files.get(match.group(1)) if match else None
+
+    def hf_model(self, path: str) -> bytes | dict[str, Any] | None:
+        match = re.fullmatch(r"/api/models/([^/]+/[^/]+)", path)
+        if match and match.group(1) in self.models:
+            files = self.models[match.group(1)]
+            listed = [{"rfilename": name, "size": len(body)} for name, body in files.items()]
+            return {"id": match.group(1), "sha": COMMIT, "siblings": listed}
+        match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)
+        return self.models.get(match.group(1), {}).get(match.group(2)) if match else None
 
     def modelscope(self, path: str, query: dict[str, list[str]]) -> bytes | dict[str, Any] | None:
         base = "/api/v1/datasets/AI-ModelScope/gsm8k/repo"
@@ -69,6 +84,8 @@ def serving(hub: Hub) -> Iterator[Hub]:
             parts = urlsplit(self.path)
             hub.requests.append(f"{self.command} {self.path}")
             found: Any = hub.hf_file(parts.path)
+            if found is None:
+                found = hub.hf_model(parts.path)
             if found is None:
                 found = hub.modelscope(parts.path, parse_qs(parts.query))
             if hub.status != 200 or found is None:

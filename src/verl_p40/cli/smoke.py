@@ -43,11 +43,21 @@ def register(app: typer.Typer) -> None:
 def smoke(
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="NAME", help="Only this check, and what it needs. Repeat."),
+        typer.Option(
+            "--only",
+            metavar="NAME",
+            help="Only this check, and what it needs. May be given again.",
+            show_default=False,
+        ),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option("--skip", metavar="NAME", help="Not this check, nor what needs it. Repeat."),
+        typer.Option(
+            "--skip",
+            metavar="NAME",
+            help="Not this check, nor what needs it. May be given again.",
+            show_default=False,
+        ),
     ] = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Only the cheap checks: no data, no training run.")

@@ -1,4 +1,4 @@
-"""One check in its own process: ``python -m verl_p40.smoke.child ENTRY CONTEXT.json RESULT.json``.
+"""One check in its process: ``python -m verl_p40.smoke.child PARENT ENTRY CONTEXT.json RESULT.json``.
 
 The result file appears, whole, only when the check came to an end of its own: a process that was
 aborted, killed or stuck leaves none, and the parent draws its conclusion from that.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,11 +18,16 @@ from typing import Any
 
 from verl_p40.errors import VerlP40Error
 from verl_p40.smoke.model import Context, Failed, Finding, Skip
+from verl_p40.train.process import send_me_when_parent_dies
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the check; the exit code is 0 whenever there is a result, good or bad."""
-    entry, context_file, result_file = argv
+    parent, entry, context_file, result_file = argv
+    # Not before exec: the parent draws a live view from a thread, and forks.
+    send_me_when_parent_dies(signal.SIGKILL)
+    if os.getppid() != int(parent):
+        return 1
     context = Context.read(json.loads(Path(context_file).read_text(encoding="utf-8")))
     document = run(entry, context)
     target = Path(result_file)

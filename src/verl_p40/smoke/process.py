@@ -17,7 +17,6 @@ from verl_p40.smoke import child
 from verl_p40.smoke.model import Check, Context, Result
 from verl_p40.stack.env import StackEnv
 from verl_p40.train.failures import clean, describe_exit
-from verl_p40.train.process import die_with
 
 _POLL = 0.05
 _LINES = 40
@@ -43,7 +42,8 @@ def run_check(
     result_file.unlink(missing_ok=True)
     context_file.write_text(json.dumps(context.document()), encoding="utf-8")
     python = stack.python if check.where == "stack" else Path(sys.executable)
-    command = [str(python), "-m", child.__name__, check.entry, str(context_file), str(result_file)]
+    command = [str(python), "-m", child.__name__, str(os.getpid()), check.entry]
+    command += [str(context_file), str(result_file)]
     began = time.monotonic()
     with log.open("wb") as out:
         started = subprocess.Popen(
@@ -54,7 +54,6 @@ def run_check(
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with(os.getpid()),
         )
     expired = False
     try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -137,3 +140,33 @@ def _alive(pid: int) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def test_a_check_dies_with_the_command(stack: StackEnv, tmp_path: Path) -> None:
+    """kill -9 on the command: the check's own process goes too."""
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from verl_p40.smoke.model import Check, Context\n"
+        "from verl_p40.smoke.process import run_check\n"
+        "from verl_p40.stack.env import StackEnv\nfrom verl_p40.stack.record import EnvRecord\n"
+        "record = EnvRecord(flavor='cpu', python='3.10', lock_digest='0' * 64, created='x')\n"
+        "stack = StackEnv(Path(sys.prefix), Path(sys.executable), record)\n"
+        "folder = Path(sys.argv[1])\n"
+        "check = Check('hang', 'hangs', 'probes:hang', gpu='none')\n"
+        "run_check(check, Context('cpu', folder), stack, folder / 'log')\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    started = subprocess.Popen(command, env=stack.environ())
+    deadline = time.monotonic() + 60
+    file = tmp_path / "pids"
+    while not (file.exists() and len(file.read_text().split()) == 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    check, grandchild = (int(word) for word in file.read_text().split())
+    started.kill()
+    started.wait()
+    try:
+        assert not _alive(check)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(grandchild).kill()

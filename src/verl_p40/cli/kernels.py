@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from verl_p40.cli.output import JsonFlag, console, print_json, stderr_console
+from verl_p40.cli import kernels_triton
+from verl_p40.cli.kernels_view import CcOption, stack_environment, working
+from verl_p40.cli.output import JsonFlag, console, print_json
 from verl_p40.errors import ExitCode
 from verl_p40.kernels.capability import Capability
 from verl_p40.kernels.inspect import TargetReport, inspect
 from verl_p40.kernels.verdict import FileReport, Verdict, target_key
-from verl_p40.stack import env
 
-CcOption = Annotated[
-    str, typer.Option("--cc", help="Compute capability of the card: 6.1 is a Tesla P40.")
-]
 _STYLE = {
     Verdict.NATIVE: "green",
     Verdict.JIT: "green",
@@ -53,26 +49,6 @@ app = typer.Typer(
 def register(parent: typer.Typer) -> None:
     """Add this group to ``parent``."""
     parent.add_typer(app)
-
-
-def _environment() -> env.StackEnv | None:
-    """The stack environment to look packages up in; None where none is installed."""
-    found = env.adopted()
-    if found is not None:
-        return found
-    ready = sorted(env.installed(), key=lambda item: not env.is_current(item))
-    return ready[0] if ready else None
-
-
-@contextmanager
-def _status(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A line on the terminal that says what is being done; nothing in a pipe."""
-    out = stderr_console()
-    if quiet or not out.is_terminal:
-        yield lambda text: None
-        return
-    with out.status("") as status:
-        yield lambda text: status.update(escape(text))
 
 
 # -- binary ---------------------------------------------------------------------------------
@@ -115,8 +91,8 @@ def binary(
     1: it cannot run on the card; 5: a file is damaged.
     """
     card = Capability.parse(cc)
-    environment = _environment()
-    with _status(as_json) as status:
+    environment = stack_environment()
+    with working(as_json) as status:
         reports = [
             inspect(
                 target,
@@ -209,3 +185,6 @@ def _demangled(names: list[str]) -> dict[str, str]:
     )
     lines = done.stdout.splitlines()
     return dict(zip(names, lines, strict=True)) if len(lines) == len(names) else {}
+
+
+app.command("triton", epilog=kernels_triton.EPILOG)(kernels_triton.triton)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from verl_p40.kernels.arguments import build
+from verl_p40.kernels.arguments import build, from_signature
 from verl_p40.kernels.capability import Capability, limits
 from verl_p40.kernels.standins import TreeFinder, answer_torch, answers
 
@@ -224,20 +224,33 @@ def main() -> int:
         del sys.modules[name]
     module = importlib.import_module(job["module"])
     emit({"triton": triton.__version__})
-    launcher = job.get("launch") or job["kernel"]
-    arguments = build(job["arguments"], job.get("variables", {}), module)
+    try:
+        launch(job, module)
+    except (RuntimeError, NotImplementedError) as error:
+        # The launcher's own words: a card of this capability is not for it.
+        emit({"refused": _first_words(error)})
+    emit({"launches": recorder.index})
+    return 0
+
+
+def launch(job: dict[str, Any], module: Any) -> None:
+    """Call what launches the kernel, with the arguments of the job."""
+    variables = job.get("variables", {})
+    for name, words in job.get("before", {}).items():
+        getattr(module, name)(*build(words, variables, module))
+    launcher = job["launch"]
+    if "signature" in job:
+        getattr(module, launcher)[(1, 1, 1)](*from_signature(job["signature"]), **job["options"])
+        return
+    arguments = build(job["arguments"], variables, module)
     if launcher == job["kernel"]:
         kernel: Any = getattr(module, launcher)
         kernel[(1, 1, 1)](**arguments)
-    else:
-        where, _, name = launcher.rpartition(":")
-        owner = importlib.import_module(where) if where else module
-        function: Any = owner
-        for part in name.split("."):
-            function = getattr(function, part)
-        function(**arguments)
-    emit({"launches": recorder.index})
-    return 0
+        return
+    function: Any = module
+    for part in launcher.split("."):
+        function = getattr(function, part)
+    function(**arguments)
 
 
 if __name__ == "__main__":

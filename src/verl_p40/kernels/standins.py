@@ -134,11 +134,7 @@ def answers(card: Capability) -> dict[str, dict[str, Any]]:
         "vllm.attention.backends.utils": {"PAD_SLOT_ID": -1},
         "vllm.platforms.rocm": {"use_rocm_custom_paged_attention": lambda *_, **__: False},
         "vllm.model_executor.layers.fused_moe": {"get_config": lambda: None},
-        "verl.utils.device": {
-            "get_device_capability": lambda *_: (card.major, card.minor),
-            "get_device_name": lambda: "cuda",
-            "is_cuda_available": True,
-        },
+        "verl.utils.device": {"get_torch_device": lambda: Anything("device")},
     }
 
 
@@ -244,3 +240,10 @@ def answer_torch(card: Capability, limits: Limits) -> None:
     cuda.get_device_name = lambda *_, **__: Properties.name
     cuda.device = lambda *_, **__: contextlib.nullcontext()
     cuda.synchronize = lambda *_, **__: None
+    # Launchers assert it of every tensor, those they make themselves too.
+    torch.Tensor.is_cuda = property(lambda self: True)
+    # The first of two ranks, whose collectives leave everything as it is.
+    dist: Any = torch.distributed
+    dist.get_rank = lambda *_, **__: 0
+    dist.get_world_size = lambda *_, **__: 2
+    dist.all_reduce = lambda *_, **__: None

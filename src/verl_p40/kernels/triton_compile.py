@@ -1,0 +1,307 @@
+"""Compile Triton kernels for a compute capability, without a GPU, and judge what comes out.
+
+Every launch is compiled in a process of its own in the training stack: LLVM aborts the whole
+process on an instruction that the architecture does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from verl_p40.errors import MachineError
+from verl_p40.kernels.capability import Capability, limits
+from verl_p40.kernels.launches import Kernel
+from verl_p40.kernels.trees import SourceTree
+from verl_p40.stack.env import StackEnv
+
+MARK = "verl-p40-kernel "
+_CHILD = "verl_p40.kernels.compile_child"
+DEFAULT_TIMEOUT = 600.0
+"""Seconds. ptxas alone takes minutes over a kernel that spills tens of kilobytes."""
+
+
+class Outcome(Enum):
+    """What came of compiling one configuration of one kernel."""
+
+    RUNS = "can run"
+    SHARED = "too much shared memory"
+    UNSUPPORTED = "unsupported instruction"
+    ABORTED = "compiler aborted"
+    REFUSED = "refused by its launcher"
+    FAILED = "not compiled"
+
+
+@dataclass
+class Compiled:
+    """One configuration. Bytes; registers a thread.
+
+    Attributes:
+        constants: the ``tl.constexpr`` arguments.
+        shared: None where it failed before shared memory was laid out.
+        registers, spill_stores, spill_loads, stack: from ``ptxas -v``; None where ptxas was not
+            asked, since the shared memory alone rules the kernel out.
+    """
+
+    outcome: Outcome
+    constants: dict[str, Any] = field(default_factory=dict)
+    message: str = ""
+    shared: int | None = None
+    registers: int | None = None
+    spill_stores: int | None = None
+    spill_loads: int | None = None
+    stack: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.__dict__, "outcome": self.outcome.name.lower()}
+
+
+@dataclass
+class Variant:
+    """A kernel as one set of variables launches it: every configuration that would be tried."""
+
+    kernel: Kernel
+    variables: dict[str, Any]
+    configurations: list[Compiled]
+    triton: str = ""
+
+    @property
+    def best(self) -> Compiled:
+        """What an autotuner would keep of it: a configuration that runs, with fewest spills."""
+        return min(
+            self.configurations,
+            key=lambda item: (
+                item.outcome is not Outcome.RUNS,
+                list(Outcome).index(item.outcome),
+                item.spill_stores or 0,
+                item.shared or 0,
+            ),
+        )
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.best.outcome
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kernel": self.kernel.key,
+            "variables": self.variables,
+            "outcome": self.outcome.name.lower(),
+            "reached": list(self.kernel.reached),
+            "why": self.kernel.why,
+            "configurations": [item.to_json() for item in self.configurations],
+        }
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to compile kernels for, and how.
+
+    Attributes:
+        overrides: constexprs and options (``num_warps``) that replace the launcher's.
+        assemble: run ptxas even where the shared memory rules the kernel out.
+        signature: of a kernel of the user's own, instead of a launcher's arguments.
+    """
+
+    card: Capability
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    assemble: bool = False
+    signature: str | None = None
+    timeout: float = DEFAULT_TIMEOUT
+
+
+def compile_variant(
+    kernel: Kernel,
+    variables: dict[str, Any],
+    tree: SourceTree,
+    request: Request,
+    env: StackEnv,
+    on_start: Callable[[dict[str, Any]], None] | None = None,
+) -> Variant:
+    """Compile every configuration of one kernel with one set of variables.
+
+    Args:
+        on_start: told the constants of each configuration when its compilation starts.
+
+    Raises:
+        UsageError: nothing is known about the limits of the card.
+        MachineError: the environment's Python does not start, or has no Triton.
+    """
+    limits(request.card)
+    launch = kernel.launch
+    job: dict[str, Any] = {
+        "root": str(tree.root),
+        "cc": str(request.card),
+        "module": kernel.module,
+        "kernel": launch.kernel,
+        "launch": launch.launch,
+        "arguments": launch.arguments,
+        "before": launch.before,
+        "variables": variables,
+        "overrides": dict(request.overrides),
+        "assemble": request.assemble,
+    }
+    if request.signature is not None:
+        job |= {"signature": request.signature, "options": {}}
+    variant = Variant(kernel, variables, [])
+    while True:
+        job["start"] = len(variant.configurations)
+        finished = _one_process(job, variant, request, env, on_start)
+        if finished:
+            break
+    if not variant.configurations:
+        variant.configurations.append(
+            Compiled(Outcome.FAILED, message=f"{launch.launch} did not launch {launch.kernel}")
+        )
+    return variant
+
+
+def _one_process(
+    job: dict[str, Any],
+    variant: Variant,
+    request: Request,
+    env: StackEnv,
+    on_start: Callable[[dict[str, Any]], None] | None,
+) -> bool:
+    """Run the child once; False where it died in the middle and another is to go on."""
+    shared_limit = limits(request.card).shared_optin
+    with tempfile.TemporaryDirectory(prefix="verl-p40-triton-") as cache:
+        try:
+            process = env.popen_module(
+                _CHILD,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # Triton reads compiled kernels from its cache; the sources are not only the user's.
+                env={
+                    "TRITON_CACHE_DIR": cache,
+                    "CUDA_VISIBLE_DEVICES": "",
+                    "TRITON_PTXAS_PATH": "",
+                },
+            )
+        except OSError as error:
+            raise MachineError(
+                f"cannot start {env.python}: {error.strerror or error}",
+                fix="verl-p40 stack install",
+            ) from error
+        try:
+            output, _ = process.communicate(json.dumps(job), timeout=request.timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            output += f"\ntimed out after {request.timeout:.0f} s\n"
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    begun: dict[str, Any] | None = None
+    other: list[str] = []
+    complete = False
+    for line in output.splitlines():
+        if not line.startswith(MARK):
+            other.append(line)
+            continue
+        message = json.loads(line[len(MARK) :])
+        if "triton" in message:
+            variant.triton = message["triton"]
+        elif "begin" in message:
+            begun = message["constants"]
+            if on_start:
+                on_start(message["constants"])
+        elif "done" in message or "failed" in message:
+            if message.get("message", "").startswith("PassManager"):  # says nothing by itself
+                message["message"] = _mlir_words(other)
+            variant.configurations.append(_compiled(message, begun or {}, shared_limit))
+            begun = None
+            other.clear()
+        elif "refused" in message:
+            variant.configurations.append(Compiled(Outcome.REFUSED, message=message["refused"]))
+        elif "launches" in message:
+            complete = True
+    if complete:
+        return True
+    if begun is None:
+        # Nothing was being compiled: the launch itself went wrong, and would again.
+        variant.configurations.append(Compiled(Outcome.FAILED, message=_last_words(other)))
+        return True
+    variant.configurations.append(
+        Compiled(Outcome.ABORTED, constants=begun, message=_llvm_words(other))
+    )
+    return False
+
+
+def _compiled(message: dict[str, Any], constants: dict[str, Any], shared_limit: int) -> Compiled:
+    facts: dict[str, Any] = {
+        name: message.get(name)
+        for name in (
+            *("shared", "registers", "spill_stores", "spill_loads", "stack"),
+            *("num_warps", "num_stages"),
+        )
+    }
+    if message.get("failed") is None:
+        shared = facts["shared"]
+        too_much = shared is not None and shared > shared_limit
+        return Compiled(Outcome.SHARED if too_much else Outcome.RUNS, constants, **facts)
+    # What the frontend refuses is said to be the kernel's own fault only where the words say so.
+    words = message["message"]
+    hardware = message["failed"] != "triton" or _names_hardware(words)
+    outcome = Outcome.UNSUPPORTED if hardware else Outcome.FAILED
+    return Compiled(outcome, constants, words, **facts)
+
+
+def _names_hardware(words: str) -> bool:
+    return re.search(r"sm_?\d+|compute capability|not supported|architecture", words) is not None
+
+
+def _mlir_words(lines: list[str]) -> str:
+    """The diagnostic that MLIR printed, without the file that it points into."""
+    for line in lines:
+        if match := re.search(r"error: (.+)", line):
+            return match[1].strip()[:300]
+    return "Triton's code generation failed without a diagnostic"
+
+
+def _llvm_words(lines: list[str]) -> str:
+    for line in lines:
+        if "LLVM ERROR" in line or "Cannot select" in line or "timed out" in line:
+            return line.strip()[:300]
+    return _last_words(lines)
+
+
+def _last_words(lines: list[str]) -> str:
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1][:300] if said else "the compiler process died without a word"
+
+
+def compile_all(
+    kernels: list[Kernel],
+    tree: SourceTree,
+    request: Request,
+    env: StackEnv,
+    *,
+    vary: Mapping[str, list[Any]] | None = None,
+    on_start: Callable[[Kernel, dict[str, Any], dict[str, Any]], None] | None = None,
+) -> Iterator[Variant]:
+    """Compile every variant of every kernel that is a launch of its own, one after the other."""
+    for kernel in kernels:
+        if kernel.launch.inlined_into is not None:
+            continue
+        for variables in kernel.launch.variants(**(vary or {})):
+
+            def starting(
+                constants: dict[str, Any],
+                kernel: Kernel = kernel,
+                variables: dict[str, Any] = variables,
+            ) -> None:
+                if on_start:
+                    on_start(kernel, variables, constants)
+
+            yield compile_variant(kernel, variables, tree, request, env, starting)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from verl_p40.data import child, folder
 from verl_p40.data.child import Progress
 from verl_p40.data.demo_assets import recipe as demo_recipe
-from verl_p40.errors import UsageError
+from verl_p40.errors import MachineError, UsageError
 from verl_p40.stack import paths
 
 if TYPE_CHECKING:
@@ -65,12 +65,24 @@ def ensure(kind: str, *, stack_env: StackEnv, progress: Progress | None = None) 
     """
     if kind not in KINDS:
         raise UsageError(f"unknown data set {kind!r}", fix=f"one of: {', '.join(KINDS)}")
+    ready = _ready(kind)
+    if ready is not None:
+        return ready
+    make = demo if kind == "demo" else gsm8k
+    return make(stack_env=stack_env, progress=progress)
+
+
+def is_ready(kind: str) -> bool:
+    """Whether the data of a preset is at its default place, every file whole."""
+    return _ready(kind) is not None
+
+
+def _ready(kind: str) -> Prepared | None:
     out = default_folder(kind)
     found = folder.read(out)
     if found is not None and _serves(kind, found) and folder.is_whole(out, found):
         return _prepared(out, found, True)
-    make = demo if kind == "demo" else gsm8k
-    return make(stack_env=stack_env, progress=progress)
+    return None
 
 
 def _serves(kind: str, found: folder.Record) -> bool:
@@ -165,13 +177,18 @@ def _make(
         and folder.is_whole(out, existing)
     ):
         return _prepared(out, existing, True)
+    if out.parent.is_dir() and not os.access(out.parent, os.W_OK | os.X_OK):
+        raise MachineError(
+            f"the {kind} data is not (whole) in {out.parent}, which cannot be written",
+            fix="make the folder writable, or set VERL_P40_DATA to another",
+        )
     record, reused = folder.make(
         out,
         kind,
         recipe,
         lambda fresh: child.call(stack_env, module, [str(fresh), *args], progress),
         reuse=lambda found: not force and found.digest == wanted,
-        on_wait=lambda: progress(f"waiting for another process that makes {out}", None),
+        on_wait=lambda: progress(f"another process is preparing {out}: waiting for it", None),
     )
     return _prepared(out, record, reused)
 

@@ -70,7 +70,26 @@ def _defaults(device: str) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
     # Ray sets OMP_NUM_THREADS=1 in its workers unless it is set already.
     threads = min(cores, 8) if device == "cpu" else min(cores, 4)
-    return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    found = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    room = _shared_memory() * 9 // 10
+    if room >= _RAY_LEAST:
+        # Ray takes 30 % of the memory for its objects; where /dev/shm is smaller (a container's),
+        # it would keep them all on the disk. verl's are a few MB.
+        found["RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES"] = str(room)
+    return found
+
+
+_RAY_LEAST = 100_000_000
+"""Bytes. Ray refuses an object store of less than 75 MiB."""
+
+
+def _shared_memory() -> int:
+    """Bytes free in /dev/shm, 0 where there is none."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
 
 
 def apply(base: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:

@@ -95,10 +95,13 @@ class PlainView:
 
     patience = 10.0
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, silence: float = 60.0) -> None:
+        """``silence``: seconds after which what goes on is said again."""
         self._console = console
+        self._silence = silence
         self._lines = 0
         self._phase = ""
+        self._phase_since = self._said = time.monotonic()
         self._shown: dict[int, list[str]] = {}
 
     def note(self, text: str) -> None:
@@ -106,11 +109,14 @@ class PlainView:
 
     def phase(self, text: str) -> None:
         if text != self._phase:
+            if text.split(":")[0] != self._phase.split(":")[0]:
+                self._phase_since = time.monotonic()
             self._phase = text
             if self._lines == 0:
                 self._print(f"{text}...")
 
     def step(self, row: StepRow, *, total: int | None, rss: int) -> None:
+        self._phase_since = time.monotonic()
         row_cells = cells(row, rss)
         if self._shown.get(row.step) == row_cells[:-1]:
             return
@@ -124,12 +130,15 @@ class PlainView:
         self._print("  ".join(cell.rjust(width) for cell, width in pairs))
 
     def tick(self, *, rss: int) -> None:
-        pass
+        now = time.monotonic()
+        if now - self._said >= self._silence:
+            self._print(f"{self._phase}... {clock(now - self._phase_since)}")
 
     def close(self) -> None:
         pass
 
     def _print(self, text: str) -> None:
+        self._said = time.monotonic()
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._console.file.flush()
 

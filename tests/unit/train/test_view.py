@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from verl_p40.train.metrics import StepRow
@@ -75,3 +76,18 @@ def test_a_validation_row_is_completed_by_its_step() -> None:
     view.close()
     last = out.getvalue()[out.getvalue().rindex("greedy acc") :]
     assert sum("0.400" in line for line in last.splitlines()) == 1
+
+
+def test_a_long_silence_is_broken_by_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only lines are seen (docker compose up), a validation of minutes is not a hang."""
+    now = 1000.0
+    monkeypatch.setattr("verl_p40.train.view.time.monotonic", lambda: now)
+    out = io.StringIO()
+    view = PlainView(_console(out, terminal=False))
+    view.step(StepRow(1, 0.5, seconds=1.0), total=2, rss=0)
+    view.phase("validating")
+    for _ in range(650):
+        now += 0.2
+        view.phase("validating")
+        view.tick(rss=0)
+    assert out.getvalue().splitlines()[2:] == ["validating... 1:00", "validating... 2:00"]

@@ -1,0 +1,14 @@
+#!/usr/bin/env python3
+"""What a container of the image starts: service.py train|monitor|smoke [arguments]
+
+Tries the mounted folders, says in one line what is wrong and what to set, and becomes
+`verl-p40 train $VERL_P40_PRESET $VERL_P40_OVERRIDES` (or with the arguments), `verl-p40 monitor` or
+`verl-p40 smoke`: docs/services.md.
+"""
+
+import sys
+
+from verl_p40.services.start import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What a container of ours starts: its folders are tried first, then the command takes its place."""

@@ -164,3 +164,23 @@ def test_every_help_has_an_example() -> None:
     for command in ["list", "apply", "revert", "verify", "status", "unpack", "refresh", "prove"]:
         done = call(command, "--help")
         assert f"Example: verl-p40 patches {command}" in done.stdout
+
+
+def test_the_project_chooses_the_queue_and_verl_is_the_default(tmp_path: Path) -> None:
+    document = json.loads(call("list", "--project", "vllm", "--json").stdout)
+    assert (document["project"], document["version"]) == ("vllm", "0.8.5.post1")
+    assert json.loads(call("list", "--json").stdout)["project"] == "verl"
+    done = call("status", str(tmp_path), "--project", "vllm")
+    assert done.stdout == f"{tmp_path}: missing\n"
+    done = call("list", "--project", "torch")
+    assert done.returncode == ExitCode.USAGE
+    assert "no queue is called 'torch'" in done.stderr and "one of: verl, vllm" in done.stderr
+
+
+def test_source_writes_the_patched_release(tmp_path: Path) -> None:
+    done = call("source", str(tmp_path / "verl"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{tmp_path / 'verl'}: ")
+    assert (tmp_path / "verl" / "verl" / "utils" / "device.py").is_file()
+    done = call("source", str(tmp_path / "verl"))
+    assert done.returncode == ExitCode.USAGE and "not an empty folder" in done.stderr

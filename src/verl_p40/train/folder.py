@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from verl_p40.errors import BusyError, DataError, MachineError
-from verl_p40.train.compose import from_yaml
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -88,6 +87,9 @@ class RunFolder:
         Raises:
             DataError: the file is damaged.
         """
+        # Here, for hydra takes a second, and most readers of a run folder need no config.
+        from verl_p40.train.compose import from_yaml
+
         try:
             return from_yaml(self.config.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

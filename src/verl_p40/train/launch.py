@@ -29,7 +29,8 @@ from verl_p40.train import (
     stopping,
 )
 from verl_p40.train.compose import select, to_yaml
-from verl_p40.train.folder import RunFolder, file_text, write_whole
+from verl_p40.train.ending import note_end
+from verl_p40.train.folder import file_text, write_whole
 from verl_p40.train.metrics import History, StepRow, cut_after
 from verl_p40.train.plan import Plan, Request, make_plan, python_version, stored_request
 from verl_p40.train.preparation import DataProgress, ViewReport
@@ -289,7 +290,7 @@ def _attempt(
             val_only=bool(select(plan.config, "trainer.val_only")),
         )
         outcome = supervise(attempt, view, interrupt)
-        _note_end(run, outcome)
+        note_end(run, outcome)
         return outcome
     finally:
         process.remove_ray_tmp(ray_tmp)
@@ -335,24 +336,6 @@ def _head(plan: Plan, command: tuple[str, ...]) -> None:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with plan.run.log.open("a", encoding="utf-8") as log:
         log.write(f"=== verl-p40 {now} {plan.action} at step {plan.step}: {' '.join(command)}\n")
-
-
-def _note_end(run: RunFolder, outcome: Outcome) -> None:
-    details: dict[str, Any] = {"status": outcome.status, "seconds": round(outcome.seconds, 3)}
-    if outcome.status == "finished":
-        run.add_event("end", step=outcome.step, total=outcome.total, **details)
-        return
-    details["exit"] = outcome.exit_text
-    details["phase"] = outcome.phase
-    if outcome.status == "interrupted":
-        details |= {"signal": outcome.signal, "checkpoint": outcome.checkpoint}
-        run.add_event("stopped", step=outcome.step, **details)
-        return
-    if outcome.failure:
-        details["error"] = outcome.failure.headline
-    if outcome.trip:
-        details["error"] = outcome.trip.line()
-    run.add_event("failure", step=outcome.step, **details)
 
 
 def _finished(plan: Plan) -> Summary:

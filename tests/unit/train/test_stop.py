@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from verl_p40.errors import UsageError
+from verl_p40.health import train as health
 from verl_p40.train import process, stopping
 from verl_p40.train.folder import RunFolder
 from verl_p40.train.stopping import OrderlyStop
@@ -30,7 +33,7 @@ from pathlib import Path
 from rich.console import Console
 from verl_p40.train import process
 from verl_p40.train.folder import RunFolder
-from verl_p40.train.launch import _note_end
+from verl_p40.train.ending import note_end
 from verl_p40.train.stopping import OrderlyStop, file_in
 from verl_p40.train.supervise import Attempt, supervise
 from verl_p40.train.view import PlainView
@@ -45,7 +48,7 @@ with process.interruptible() as interrupt, run.hold() as lock:
                 from_step=0, tripwire=False,
                 stop=OrderlyStop(file_in(where), grace, saves == "saves")),
         PlainView(Console(width=200)), interrupt)
-    _note_end(run, outcome)
+    note_end(run, outcome)
 result = [outcome.status, outcome.step, outcome.checkpoint, outcome.seconds, outcome.exit_text]
 (where / "outcome").write_text(json.dumps(result))
 """
@@ -66,7 +69,8 @@ for step in range(1, 10):
         {saving}
         (where / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
     with (where / "metrics.jsonl").open("a") as log:
-        log.write(json.dumps({{"step": step, "data": {{"critic/score/mean": 0.5}}}}) + "\\n")
+        data = {{"critic/score/mean": 0.5, "timing_s/step": {pace}}}
+        log.write(json.dumps({{"step": step, "data": data}}) + "\\n")
     if last:
         break
 """
@@ -235,6 +239,50 @@ def test_a_closed_terminal_does_not_cost_the_checkpoint(start: Callable[..., Run
     running.process.wait(timeout=60)
     status, step, checkpoint, *_ = json.loads((running.where / "outcome").read_text())
     assert (status, step, checkpoint) == ("interrupted", 2, 2)
+
+
+def test_the_health_of_a_run(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped, hanging, killed: what a container's health check says of each."""
+    monkeypatch.setenv("VERL_P40_HEALTH_STEP", "1")
+    running = start(trainer(before="time.sleep(3)", pace=0.2))
+    runs = str(running.where)
+    running.wait(running.run.heartbeat.exists)
+    found = health(runs)
+    assert found.ok and "run: starting Ray, step 0 of 9; got on" in found.why
+    running.reach(3)
+    (trainer_pid,) = (int(p.pid) for p in _children(running.process.pid) if "at-{" in _line(p))
+    os.kill(trainer_pid, signal.SIGSTOP)
+    running.wait(lambda: not health(runs).ok)
+    assert re.search(
+        r"training, step \d of 9; has not got on for \d+ s \(limit \d s\)", health(runs).why
+    )
+    os.kill(trainer_pid, signal.SIGCONT)
+    running.wait(lambda: health(runs).ok)
+    assert running.end()[:2] == ("finished", 9)
+    assert health(runs).why == "run is finished, at step 9 of 9"
+
+
+def test_a_killed_supervisor_is_unhealthy_at_once(start: Callable[..., Running]) -> None:
+    running = start(trainer(pace=20))
+    running.reach(1)
+    running.wait(lambda: health(str(running.where)).ok)
+    running.process.kill()
+    running.process.wait()
+    found = health(str(running.where))
+    assert not found.ok
+    assert f"its supervisor, process {running.process.pid}, is " in found.why
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def _line(process: psutil.Process) -> str:
+    """The command line; empty for the guard, which has the trainer's in its own."""
+    line = process.cmdline()
+    return "" if "verl_p40.train.guard" in line else " ".join(line)
 
 
 def test_the_grace_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

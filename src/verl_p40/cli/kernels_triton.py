@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from verl_p40.kernels.launches import load as load_launches
 from verl_p40.kernels.trees import SourceTree, default, given, user_file
 from verl_p40.kernels.triton_compile import (
     DEFAULT_TIMEOUT,
+    Compiler,
     Outcome,
     Request,
     Variant,
@@ -32,6 +34,12 @@ from verl_p40.kernels.triton_compile import (
 from verl_p40.stack import env
 
 _PACKAGES = ("vllm", "verl")
+
+
+class Ptxas(Enum):
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 EPILOG = (
@@ -78,13 +86,13 @@ def triton(
         str | None,
         typer.Option(help="Of a kernel of your own, as Triton's ahead-of-time compiler takes it."),
     ] = None,
-    assemble: Annotated[
-        bool,
+    ptxas: Annotated[
+        Ptxas,
         typer.Option(
-            "--ptxas",
-            help="Run ptxas also where shared memory already rules a kernel out (minutes each).",
+            help="Run ptxas: unless shared memory rules a kernel out already, always (minutes for "
+            "some), or never (shared memory alone).",
         ),
-    ] = False,
+    ] = Ptxas.AUTO,
     listing: Annotated[
         bool, typer.Option("--list", help="Show the kernels and who reaches them; compile none.")
     ] = False,
@@ -110,7 +118,7 @@ def triton(
     request = Request(
         card=Capability.parse(cc),
         overrides=_settings(setting or []),
-        assemble=assemble,
+        ptxas=ptxas.value,
         signature=signature,
         timeout=timeout,
     )
@@ -118,7 +126,7 @@ def triton(
     vary: dict[str, list[Any]] = {"head_size": head_size or [], "dtype": dtype or []}
     out = console()
     variants: list[Variant] = []
-    with working(as_json) as status:
+    with working(as_json) as status, Compiler(environment) as compiler:
         for package, group in _by_package(kernels).items():
             source = _source(package, name, tree, environment)
             if not as_json:
@@ -127,9 +135,9 @@ def triton(
                 group,
                 source,
                 request,
-                environment,
+                compiler,
                 vary=vary,
-                on_start=lambda kernel, variables, _: status(f"compiling {kernel.key} {variables}"),
+                on_start=lambda kernel, variables: status(f"compiling {kernel.key} {variables}"),
             ):
                 variants.append(variant)
                 if not as_json:

@@ -1,18 +1,22 @@
-"""In the training stack: launch a kernel as its project does, and compile instead of running.
+"""In the training stack: launch kernels as their projects do, and compile instead of running.
 
-``python -m verl_p40.kernels.compile_child < job.json`` prints one line of JSON for every kernel
-that is about to be compiled and one for what came of it, so that a parent knows which one LLVM
-aborted the process on.
+``python -m verl_p40.kernels.compile_child`` reads a job in JSON from every line of standard input.
+It does each in a fork of its own, which LLVM may abort, and prints lines of JSON: one for every
+kernel that is about to be compiled, one for what came of it, and one when the fork has ended.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +49,7 @@ class Recorder:
         self.overrides: dict[str, Any] = job.get("overrides", {})
         self.start: int = job.get("start", 0)
         self.limit: int = job.get("limit", 0)
-        self.assemble: bool = job.get("assemble", False)
+        self.ptxas: str = job["ptxas"]
         self.card = card
         self.index = 0
         self.last: dict[str, Any] = {}
@@ -97,19 +101,52 @@ class Recorder:
         code = source.make_ir(
             parsed, backend.get_codegen_implementation(), backend.get_module_map(), context
         )
+        maximum = limits(self.card).shared_optin
         for name, stage in stages.items():
             if name == "cubin":
                 break
+            if name == "llir" and self.ptxas != "always":
+                # LLVM and ptxas take minutes over blocks of this size, and no card takes them.
+                self.last["shared"] = shared_memory(code, context, backend)
+                if self.last["shared"] is not None and (
+                    self.ptxas == "never" or self.last["shared"] > maximum
+                ):
+                    return SimpleNamespace(metadata=metadata)
             try:
                 code = stage(code, metadata)
             except RuntimeError as error:
                 raise CompileFailure(name, _first_words(error)) from error
-            self.last["shared"] = metadata.get("shared")
+            self.last["shared"] = metadata.get("shared", self.last.get("shared"))
         assert isinstance(code, str)
-        # ptxas takes minutes over code that spills this much, and no card would take the result.
-        if self.assemble or self.last["shared"] <= limits(self.card).shared_optin:
-            self.last.update(assemble(code, self.card))
+        self.last.update(assemble(code, self.card))
         return SimpleNamespace(metadata=metadata)
+
+
+def shared_memory(code: Any, context: Any, backend: Any) -> int | None:
+    """The bytes of shared memory that a TritonGPU module will have, from a copy of it.
+
+    The same passes lead up to the allocation as in the backend's own ``make_llir`` (Triton 3.2);
+    None where another version calls them otherwise: the full compilation then says it.
+    """
+    scope = type(backend).add_stages.__globals__
+    try:
+        ir, passes, nvidia = scope["ir"], scope["passes"], scope["nvidia"]
+        with tempfile.NamedTemporaryFile("w", suffix=".ttgir") as file:
+            file.write(str(code))
+            file.flush()
+            module = ir.parse_mlir_module(file.name, context)
+        module.context = context
+        manager = ir.pass_manager(context)
+        nvidia.passes.ttgpuir.add_decompose_unsupported_conversions(manager)
+        passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+        passes.convert.add_scf_to_cf(manager)
+        passes.convert.add_index_to_llvmir(manager)
+        passes.ttgpuir.add_allocate_shared_memory(manager)
+        manager.run(module)
+        shared = module.get_int_attr("triton_gpu.shared")
+    except (AttributeError, KeyError, RuntimeError):
+        return None
+    return None if shared is None else int(shared)
 
 
 def _first_words(error: BaseException) -> str:
@@ -209,17 +246,60 @@ def arm(recorder: Recorder, card: Capability) -> None:
 
 
 def main() -> int:
-    """Do the job on standard input."""
-    job = json.load(sys.stdin)
-    card = Capability.parse(job["cc"])
-    root = Path(job["root"])
-    answer_torch(card, limits(card))
+    """Do the jobs on standard input, one after the other."""
+    import torch
     import triton
 
+    del torch, triton  # imported once, for every fork
+    for line in sys.stdin:
+        in_fork(json.loads(line))
+    return 0
+
+
+def in_fork(job: dict[str, Any]) -> None:
+    """Do one job in a process of its own, and no longer than it may take."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setsid()  # its ptxas goes with it
+            do(job)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    deadline = time.monotonic() + job["timeout"]
+    try:
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            if time.monotonic() > deadline:
+                print(f"timed out after {job['timeout']:.0f} s", flush=True)
+                os.killpg(child, signal.SIGKILL)
+                _, status = os.waitpid(child, 0)
+                break
+            time.sleep(0.02)
+    except BaseException:
+        os.killpg(child, signal.SIGKILL)
+        raise
+    emit({"ended": os.waitstatus_to_exitcode(status)})
+
+
+def do(job: dict[str, Any]) -> None:
+    """Launch what the job says, with everything in place that keeps it from a GPU."""
+    import triton
+
+    card = Capability.parse(job["cc"])
+    answer_torch(card, limits(card))
     recorder = Recorder(job, card)
     arm(recorder, card)
     package = job["module"].split(".")[0]
-    sys.meta_path.insert(0, TreeFinder(root, package, answers(card)))
+    sys.meta_path.insert(0, TreeFinder(Path(job["root"]), package, answers(card)))
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         del sys.modules[name]
     module = importlib.import_module(job["module"])
@@ -230,7 +310,6 @@ def main() -> int:
         # The launcher's own words: a card of this capability is not for it.
         emit({"refused": _first_words(error)})
     emit({"launches": recorder.index})
-    return 0
 
 
 def launch(job: dict[str, Any], module: Any) -> None:
@@ -240,7 +319,7 @@ def launch(job: dict[str, Any], module: Any) -> None:
         getattr(module, name)(*build(words, variables, module))
     launcher = job["launch"]
     if "signature" in job:
-        getattr(module, launcher)[(1, 1, 1)](*from_signature(job["signature"]), **job["options"])
+        getattr(module, launcher)[(1, 1, 1)](*from_signature(job["signature"]))
         return
     arguments = build(job["arguments"], variables, module)
     if launcher == job["kernel"]:

@@ -1,15 +1,15 @@
 """Compile Triton kernels for a compute capability, without a GPU, and judge what comes out.
 
-Every launch is compiled in a process of its own in the training stack: LLVM aborts the whole
-process on an instruction that the architecture does not have.
+Every launch is compiled in a process of its own in the training stack (a fork of one that has
+torch imported): LLVM aborts the whole process on an instruction that an architecture lacks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -107,15 +107,74 @@ class Request:
 
     Attributes:
         overrides: constexprs and options (``num_warps``) that replace the launcher's.
-        assemble: run ptxas even where the shared memory rules the kernel out.
+        ptxas: ``auto``: unless the shared memory rules the kernel out already; ``always``;
+            ``never``: shared memory alone, in a second instead of several.
         signature: of a kernel of the user's own, instead of a launcher's arguments.
     """
 
     card: Capability
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    assemble: bool = False
+    ptxas: str = "auto"
     signature: str | None = None
     timeout: float = DEFAULT_TIMEOUT
+
+
+class Compiler:
+    """The process in the training stack that compiles; used as a context manager.
+
+    Raises:
+        MachineError: the environment's Python does not start.
+    """
+
+    def __init__(self, env: StackEnv) -> None:
+        self._env = env
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Compiler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def lines(self, job: dict[str, Any]) -> Iterator[str]:
+        """What the job prints, to the line that says that its process has ended."""
+        if self._process is None:
+            self._process = self._start()
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+        except OSError:
+            return
+        for line in process.stdout:
+            yield line.rstrip("\n")
+            if line.startswith(MARK + '{"ended"'):
+                return
+
+    def _start(self) -> subprocess.Popen[str]:
+        try:
+            return self._env.popen_module(
+                _CHILD,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # No GPU, even where there is one, and the ptxas that Triton brings.
+                env={"CUDA_VISIBLE_DEVICES": "", "TRITON_PTXAS_PATH": "", "PYTHONUNBUFFERED": "1"},
+            )
+        except OSError as error:
+            raise MachineError(
+                f"cannot start {self._env.python}: {error.strerror or error}",
+                fix="verl-p40 stack install",
+            ) from error
 
 
 def compile_variant(
@@ -123,17 +182,13 @@ def compile_variant(
     variables: dict[str, Any],
     tree: SourceTree,
     request: Request,
-    env: StackEnv,
-    on_start: Callable[[dict[str, Any]], None] | None = None,
+    compiler: Compiler,
 ) -> Variant:
     """Compile every configuration of one kernel with one set of variables.
 
-    Args:
-        on_start: told the constants of each configuration when its compilation starts.
-
     Raises:
         UsageError: nothing is known about the limits of the card.
-        MachineError: the environment's Python does not start, or has no Triton.
+        MachineError: the environment's Python does not start.
     """
     limits(request.card)
     launch = kernel.launch
@@ -147,16 +202,16 @@ def compile_variant(
         "before": launch.before,
         "variables": variables,
         "overrides": dict(request.overrides),
-        "assemble": request.assemble,
+        "ptxas": request.ptxas,
+        "timeout": request.timeout,
     }
     if request.signature is not None:
-        job |= {"signature": request.signature, "options": {}}
+        job["signature"] = request.signature
     variant = Variant(kernel, variables, [])
-    while True:
+    finished = False
+    while not finished:
         job["start"] = len(variant.configurations)
-        finished = _one_process(job, variant, request, env, on_start)
-        if finished:
-            break
+        finished = _one_process(job, variant, request, compiler)
     if not variant.configurations:
         variant.configurations.append(
             Compiled(Outcome.FAILED, message=f"{launch.launch} did not launch {launch.kernel}")
@@ -165,47 +220,14 @@ def compile_variant(
 
 
 def _one_process(
-    job: dict[str, Any],
-    variant: Variant,
-    request: Request,
-    env: StackEnv,
-    on_start: Callable[[dict[str, Any]], None] | None,
+    job: dict[str, Any], variant: Variant, request: Request, compiler: Compiler
 ) -> bool:
-    """Run the child once; False where it died in the middle and another is to go on."""
+    """Do the job once; False where it died in the middle and another is to go on."""
     shared_limit = limits(request.card).shared_optin
-    with tempfile.TemporaryDirectory(prefix="verl-p40-triton-") as cache:
-        try:
-            process = env.popen_module(
-                _CHILD,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                # Triton reads compiled kernels from its cache; the sources are not only the user's.
-                env={
-                    "TRITON_CACHE_DIR": cache,
-                    "CUDA_VISIBLE_DEVICES": "",
-                    "TRITON_PTXAS_PATH": "",
-                },
-            )
-        except OSError as error:
-            raise MachineError(
-                f"cannot start {env.python}: {error.strerror or error}",
-                fix="verl-p40 stack install",
-            ) from error
-        try:
-            output, _ = process.communicate(json.dumps(job), timeout=request.timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
-            output += f"\ntimed out after {request.timeout:.0f} s\n"
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
     begun: dict[str, Any] | None = None
     other: list[str] = []
     complete = False
-    for line in output.splitlines():
+    for line in compiler.lines(job):
         if not line.startswith(MARK):
             other.append(line)
             continue
@@ -214,8 +236,6 @@ def _one_process(
             variant.triton = message["triton"]
         elif "begin" in message:
             begun = message["constants"]
-            if on_start:
-                on_start(message["constants"])
         elif "done" in message or "failed" in message:
             if message.get("message", "").startswith("PassManager"):  # says nothing by itself
                 message["message"] = _mlir_words(other)
@@ -285,23 +305,14 @@ def compile_all(
     kernels: list[Kernel],
     tree: SourceTree,
     request: Request,
-    env: StackEnv,
+    compiler: Compiler,
     *,
     vary: Mapping[str, list[Any]] | None = None,
-    on_start: Callable[[Kernel, dict[str, Any], dict[str, Any]], None] | None = None,
+    on_start: Callable[[Kernel, dict[str, Any]], None] = lambda kernel, variables: None,
 ) -> Iterator[Variant]:
     """Compile every variant of every kernel that is a launch of its own, one after the other."""
     for kernel in kernels:
-        if kernel.launch.inlined_into is not None:
-            continue
-        for variables in kernel.launch.variants(**(vary or {})):
-
-            def starting(
-                constants: dict[str, Any],
-                kernel: Kernel = kernel,
-                variables: dict[str, Any] = variables,
-            ) -> None:
-                if on_start:
-                    on_start(kernel, variables, constants)
-
-            yield compile_variant(kernel, variables, tree, request, env, starting)
+        if kernel.launch.inlined_into is None:
+            for variables in kernel.launch.variants(**(vary or {})):
+                on_start(kernel, variables)
+                yield compile_variant(kernel, variables, tree, request, compiler)

@@ -90,6 +90,8 @@ def install(prefix: Path, lock: str, only: list[str], without: list[str]) -> Non
                 part = Path(scratch, lock)
                 part.write_text(bootstrap.lock_lines(lock, tuple(chosen)), encoding="utf-8")
                 uv(*common, *options, "-r", str(part))
+    # uv's, and anybody could write to it.
+    (prefix / ".lock").unlink(missing_ok=True)
 
 
 def slim(site_packages: Path) -> None:

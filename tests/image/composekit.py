@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import time
@@ -150,6 +151,18 @@ def project(
         yield made
     finally:
         made.down()
+
+
+def limits() -> dict[str, str]:
+    """What an engine started here may grant: in a sandbox less than the file's defaults."""
+    settings = {}
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if files != resource.RLIM_INFINITY and files < 65536:
+        settings["VERL_P40_NOFILE"] = str(files)
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    if locked != resource.RLIM_INFINITY:
+        settings["VERL_P40_MEMLOCK"] = str(locked)
+    return settings
 
 
 def wait_for(what: str, done: Callable[[], Any], *, seconds: float, every: float = 0.5) -> Any:

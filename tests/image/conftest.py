@@ -206,6 +206,7 @@ def project(
         "VERL_P40_IMAGE": images.train,
         "VERL_P40_MONITOR_IMAGE": images.monitor,
         "VERL_P40_HEALTH_INTERVAL": "5s",
+        **composekit.limits(),
     }
     with composekit.project(
         tmp_path, name, engine, docker_config, engine_host, settings

@@ -36,6 +36,12 @@ from verl_p40.stack import env
 _PACKAGES = ("vllm", "verl")
 
 
+class Dtype(Enum):
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
 class Ptxas(Enum):
     AUTO = "auto"
     ALWAYS = "always"
@@ -72,11 +78,12 @@ def triton(
     ] = None,
     cc: CcOption = "6.1",
     head_size: Annotated[
-        list[int] | None, typer.Option("--head-size", help="Instead of the catalog's head sizes.")
+        list[int] | None,
+        typer.Option("--head-size", min=1, max=1024, help="Instead of the catalog's head sizes."),
     ] = None,
     dtype: Annotated[
-        list[str] | None,
-        typer.Option("--dtype", help="float32, float16, bfloat16: instead of the catalog's."),
+        list[Dtype] | None,
+        typer.Option("--dtype", help="Instead of the catalog's, where a kernel has one to vary."),
     ] = None,
     setting: Annotated[
         list[str] | None,
@@ -123,7 +130,10 @@ def triton(
         timeout=timeout,
     )
     limit = limits(request.card).shared_optin
-    vary: dict[str, list[Any]] = {"head_size": head_size or [], "dtype": dtype or []}
+    vary: dict[str, list[Any]] = {
+        "head_size": head_size or [],
+        "dtype": [choice.value for choice in dtype or []],
+    }
     out = console()
     variants: list[Variant] = []
     with working(as_json) as status, Compiler(environment) as compiler:

@@ -250,7 +250,10 @@ def main() -> int:
     import torch
     import triton
 
-    del torch, triton  # imported once, for every fork
+    del torch  # imported once, for every fork
+    if int(triton.__version__.split(".")[0]) < 3:
+        emit({"old": triton.__version__})
+        return 1
     for line in sys.stdin:
         in_fork(json.loads(line))
     return 0

@@ -154,11 +154,18 @@ class Compiler:
             process.stdin.write(json.dumps(job) + "\n")
             process.stdin.flush()
         except OSError:
-            return
+            pass  # it has ended: what it said is still there to be read
         for line in process.stdout:
+            if line.startswith(MARK + '{"old"'):
+                raise MachineError(
+                    f"{self._env.prefix} has Triton {json.loads(line[len(MARK) :])['old']}; kernels "
+                    "are compiled with 3.x, which vLLM's need",
+                    fix="set VERL_P40_ENV to a stack with Triton 3.2, such as the cpu flavor's",
+                )
             yield line.rstrip("\n")
             if line.startswith(MARK + '{"ended"'):
                 return
+        self._process = None  # it died: the next job gets another
 
     def _start(self) -> subprocess.Popen[str]:
         try:

@@ -214,7 +214,7 @@ def test_damage_inside_a_section_is_not_passed_over() -> None:
 
 
 def test_code_in_ordinary_data_is_found() -> None:
-    """As in cuFFT, whose 17,608 fat binaries are in no section of their own."""
+    """As in cuFFT, whose 17,607 fat binaries are in no section of their own."""
     library = (BINARIES / "cuda118.so").read_bytes().replace(b".nv_fatbin\0", b".my_fatbin\0")
     places = {module.place for module in binary.modules(View.whole(library))}
     assert places == {"embedded"}

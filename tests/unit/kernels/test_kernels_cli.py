@@ -63,3 +63,32 @@ def test_damage_and_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert call("binary", str(tmp_path / "gone.so")) == ExitCode.USAGE
     assert call("binary", "torch") == ExitCode.ENVIRONMENT
     assert "verl-p40 stack install" in capsys.readouterr().err
+
+
+def test_the_list_needs_no_stack(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("triton", "--all", "--list", "--json") == ExitCode.OK
+    kernels = json.loads(capsys.readouterr().out)["kernels"]
+    assert len(kernels) > 60
+    reached = {kernel["kernel"].rpartition(":")[2] for kernel in kernels if kernel["reached"]}
+    assert reached == {"_fwd_kernel", "_fwd_kernel_alibi"}
+    assert call("triton", "prefix_prefill", "--list") == ExitCode.OK
+    assert "reached with enable_prefix_caching" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["triton"], ExitCode.USAGE, "give MODULE"),
+        (["triton", "prefix_prefill", "--all"], ExitCode.USAGE, "give MODULE"),
+        (["triton", "no_such_module"], ExitCode.USAGE, "modules:"),
+        (["triton", "triton_decode_attention:tanh"], ExitCode.USAGE, "_fwd_kernel_stage1"),
+        (["triton", "mine.py:add"], ExitCode.USAGE, "--signature"),
+        (["triton", "prefix_prefill", "--signature", "i32"], ExitCode.USAGE, "of your own"),
+        (["triton", "prefix_prefill"], ExitCode.ENVIRONMENT, "verl-p40 stack install"),
+    ],
+)
+def test_triton_arguments(
+    argv: list[str], code: ExitCode, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*argv) == code
+    assert words in capsys.readouterr().err

@@ -62,7 +62,10 @@ class Launch(_Strict):
             if values and (name in vary or name in self.variables):
                 vary[name] = values
         for combination in itertools.product(*vary.values()):
-            yield {**self.variables, **dict(zip(vary, combination, strict=True))}
+            variables = {**self.variables, **dict(zip(vary, combination, strict=True))}
+            if "x" in variables:  # vLLM's key cache splits a head into pieces of 16 bytes
+                variables["x"] = 4 if variables["dtype"] == "float32" else 8
+            yield variables
 
 
 class Module(_Strict):

@@ -97,7 +97,9 @@ class Project:
         return self.engine.containers.list(all=True, filters={"label": labels})
 
     def health(self, service: str) -> str:
-        return str(self.container(service).attrs["State"]["Health"]["Status"])
+        """``none`` while the container has not been started yet."""
+        state = self.container(service).attrs["State"]
+        return str(state.get("Health", {}).get("Status", "none"))
 
     def exec(self, service: str, *command: str) -> str:
         code, output = self.container(service).exec_run(list(command))
@@ -120,7 +122,7 @@ class Project:
     def read(self, folder: str, name: str, service: str) -> str:
         """A file of the newest run; empty while it is not there."""
         script = f"cat $(ls -td {folder}/*/ | grep -v smoke | head -1){name} 2>/dev/null || true"
-        code, output = self.container(service).exec_run(["sh", "-c", script])
+        code, output = self.container(service).exec_run(["sh", "-c", script], stderr=False)
         return output.decode() if code == 0 else ""
 
     def down(self) -> None:

@@ -59,7 +59,9 @@ def test_help_says_what_it_does_with_an_example(words: tuple[str, ...]) -> None:
 REPORTING = {
     *(("stack", name) for name in ("install", "status", "path", "pins", "fetch", "remove")),
     *(("patches", name) for name in ("list", "apply", "verify", "status", "prove")),
-    *(("audit",), ("presets",), ("train",)),
+    *(("image", name) for name in ("build", "inspect", "push", "pull", "verify")),
+    *(("kernels", name) for name in ("binary", "triton")),
+    *(("audit",), ("health",), ("monitor",), ("presets",), ("smoke",), ("train",)),
 }
 
 

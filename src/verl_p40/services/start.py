@@ -56,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
         start = ready(argv, _say)
         program = executable()
         os.environ.update(start.environ)
+        # What this uid writes into a volume, another uid of group 0 can go on with.
+        os.umask(0o002)
         _say(f"verl-p40 {__version__}: {shlex.join(start.command)}")
         os.execv(program, [program, *start.command])
     except VerlP40Error as error:

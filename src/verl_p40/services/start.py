@@ -96,6 +96,9 @@ def ready(argv: Sequence[str], say: Say) -> Start:
         raise UsageError(
             f"no service {service!r}" if service else "no service was named", fix=USAGE
         )
+    if os.getegid() == 0:
+        # What one uid writes the next may change: both are in the image's group (docs/docker.md).
+        os.umask(0o002)
     _require_scratch()
     start = _READY[service](arguments, say)
     start.environ = who.additions(os.environ)

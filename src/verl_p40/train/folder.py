@@ -179,7 +179,7 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+            fd = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise MachineError(
                 f"cannot write the run folder {self.path}: {error.strerror}",

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from verl_p40.errors import MachineError, UsageError, VerlP40Error
 from verl_p40.services import mounts, start, who
 from verl_p40.services.mounts import Mount, Refusal
 from verl_p40.train import checks
+from verl_p40.train.folder import RunFolder, write_whole
 
 NOBODY = 54321
 """A uid that no passwd file has."""
@@ -35,8 +36,9 @@ VARIABLES = {
 
 
 @pytest.fixture(autouse=True)
-def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The variables of the image, with folders that everybody may write."""
+    before = os.umask(0o022)
     for variable, name in VARIABLES.items():
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / name).chmod(0o777)
@@ -48,6 +50,8 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "cache"))
     for name in ("VERL_P40_PRESET", "VERL_P40_OVERRIDES", "VERL_P40_COMMAND"):
         monkeypatch.delenv(name, raising=False)
+    yield
+    os.umask(before)
 
 
 def ready(*argv: str) -> tuple[start.Start, list[str]]:
@@ -55,7 +59,7 @@ def ready(*argv: str) -> tuple[start.Start, list[str]]:
     return start.ready(argv, said.append), said
 
 
-def as_nobody(work: Callable[[], Any]) -> Any:
+def as_nobody(work: Callable[[], Any], *, uid: int = NOBODY, group: int = NOBODY) -> Any:
     """What ``work`` returns (as JSON) or raises, in a process of another uid where we are root."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -63,8 +67,8 @@ def as_nobody(work: Callable[[], Any]) -> Any:
         try:
             if os.getuid() == 0:
                 os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
+                os.setgid(group)
+                os.setuid(uid)
             answer = {"result": work()}
         except VerlP40Error as error:
             answer = {"error": error.message, "fix": error.fix, "code": int(error.exit_code)}
@@ -293,6 +297,22 @@ def test_a_name_and_a_home_for_a_user_that_nobody_knows(tmp_path: Path) -> None:
     assert inside == f"{home}/x"
     assert Path(home).stat().st_mode & 0o777 == 0o700
     assert added["TRITON_CACHE_DIR"].startswith(home)
+
+
+def test_group_0_shares_what_it_writes(tmp_path: Path) -> None:
+    """Two uids, one after the other, in the group that the image's folders belong to."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become two users")
+
+    def write() -> int:
+        ready("monitor")
+        with RunFolder(tmp_path / "runs" / "r").hold():
+            write_whole(RunFolder(tmp_path / "runs" / "r").config, "a: 1")
+        return os.getuid()
+
+    first = as_nobody(write, group=0)
+    second = as_nobody(write, uid=NOBODY + 1, group=0)
+    assert (first["result"], second["result"]) == (NOBODY, NOBODY + 1)
 
 
 def test_what_is_set_and_works_stays(tmp_path: Path) -> None:

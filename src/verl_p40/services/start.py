@@ -56,8 +56,6 @@ def main(argv: Sequence[str]) -> int:
         start = ready(argv, _say)
         program = executable()
         os.environ.update(start.environ)
-        # What this uid writes into a volume, another uid of group 0 can go on with.
-        os.umask(0o002)
         _say(f"verl-p40 {__version__}: {shlex.join(start.command)}")
         os.execv(program, [program, *start.command])
     except VerlP40Error as error:
@@ -97,7 +95,7 @@ def ready(argv: Sequence[str], say: Say) -> Start:
             f"no service {service!r}" if service else "no service was named", fix=USAGE
         )
     if os.getegid() == 0:
-        # What one uid writes the next may change: both are in the image's group (docs/docker.md).
+        # What this uid writes into a volume, another uid of group 0 can go on with.
         os.umask(0o002)
     _require_scratch()
     start = _READY[service](arguments, say)

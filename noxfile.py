@@ -95,7 +95,10 @@ def tests(session: nox.Session) -> None:
             session.error(f"{error} - {error.fix}")
         stamp.write_text(wanted)
     name = f"tests-{session.python}"
-    arguments = _arguments(session, "tests/unit", "-m", "not stack")
+    # By file: what a module's fixtures fetch and unpack is done once.
+    arguments = _arguments(
+        session, "tests/unit", "-m", "not stack", "-n", "auto", "--dist", "loadfile"
+    )
     session.run("python", "-m", "pytest", *_junit(name), *arguments)
 
 

@@ -11,8 +11,8 @@ import pytest
 from verl_p40.cli.main import run
 from verl_p40.errors import ExitCode
 from verl_p40.kernels.capability import Capability
-from verl_p40.kernels.launches import Kernel, load
-from verl_p40.kernels.trees import SourceTree, default, given
+from verl_p40.kernels.launches import Kernel, Launch, load
+from verl_p40.kernels.trees import SourceTree, default, given, user_file
 from verl_p40.kernels.triton_compile import Compiler, Outcome, Request, Variant, compile_variant
 from verl_p40.patches.queue import default_directory, load_queue
 from verl_p40.patches.release import patched_release
@@ -162,28 +162,39 @@ def count(x, n, BLOCK: tl.constexpr):
 """
 
 
-def test_a_kernel_of_your_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
     file = tmp_path / "own.py"
     file.write_text(OWN)
+    return file
 
-    def call(*argv: str) -> int:
-        with pytest.raises(SystemExit) as caught:
-            run(["kernels", "triton", *argv])
-        return int(caught.value.code or 0)
 
+def test_a_kernel_of_your_own(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     signature = "*fp32:16, *fp32:16, i32, 1024"
-    assert call(f"{file}:add", "--signature", signature, "--json") == ExitCode.OK
+    with pytest.raises(SystemExit) as caught:
+        run(["kernels", "triton", f"{own}:add", "--signature", signature, "--json"])
+    assert caught.value.code == ExitCode.OK
     document = json.loads(capsys.readouterr().out)
     assert document["category"] == "sm_61 code generation"
     assert document["shared_memory_limit"] == LIMIT
     (variant,) = document["variants"]
     assert variant["configurations"][0]["registers"] > 0
     assert variant["configurations"][0]["constants"] == {"BLOCK": 1024}
-    # Atomics with Triton's default semantics are for Volta and later.
-    assert call(f"{file}:count", "--signature", "*i32:16, i32, 1") == ExitCode.FOUND
-    out = capsys.readouterr().out
-    assert "unsupported instruction" in out and "sm_70" in out
-    assert call(f"{file}:count", "--signature", "*i32:16, i32, 1", "--cc", "7.0") == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("card", "outcome"), [(P40, Outcome.UNSUPPORTED), (Capability(7, 0), Outcome.RUNS)]
+)
+def test_instructions_that_a_card_lacks(
+    compiler: Compiler, own: Path, card: Capability, outcome: Outcome
+) -> None:
+    """Atomics with Triton's default semantics are for Volta and later."""
+    launch = Launch(kernel="count", launch="count")
+    kernel = Kernel(module="own", launch=launch, reached=(), why="")
+    request = Request(card, signature="*i32:16, i32, 1")
+    variant = compile_variant(kernel, {}, user_file(own), request, compiler)
+    assert variant.outcome is outcome
+    assert ("sm_70" in variant.best.message) is (outcome is Outcome.UNSUPPORTED)
 
 
 def test_a_compiler_that_does_not_come_back_is_stopped(

@@ -23,6 +23,8 @@ def call(*argv: str) -> int:
 def no_stack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("VERL_P40_ENV", raising=False)
     monkeypatch.setenv("VERL_P40_HOME", str(tmp_path / "home"))
+    # Where these tests run inside of the stack, it would be found by its interpreter.
+    monkeypatch.setattr("verl_p40.stack.env.adopted", lambda: None)
 
 
 def test_it_runs(capsys: pytest.CaptureFixture[str]) -> None:

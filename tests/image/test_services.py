@@ -13,11 +13,15 @@ from composekit import Project, alarms, wait_for
 from verl_p40.errors import ExitCode
 
 UNKNOWN_UID = "4711"
+STEPS = 40
+"""Of the demo's 60: the curve has risen by then."""
 
 
 def test_up_train_with_monitor_and_smoke_beside_it(project: Project, tmp_path: Path) -> None:
     """The headline: a reward that rises, watched and checked meanwhile, as an unknown uid."""
-    project.set(VERL_P40_UID=UNKNOWN_UID)
+    project.set(
+        VERL_P40_UID=UNKNOWN_UID, VERL_P40_OVERRIDES=f"trainer.total_training_steps={STEPS}"
+    )
     log = tmp_path / "up.log"
     up = project.start("up", "train", log=log)
     wait_for("train's container", lambda: project.containers("train"), seconds=60)
@@ -40,15 +44,15 @@ def test_up_train_with_monitor_and_smoke_beside_it(project: Project, tmp_path: P
 
     # In the foreground: a line a step, and what came of it.
     shown = log.read_text()
-    assert shown.count("train-1  | ") > 60
+    assert shown.count("train-1  | ") > STEPS
     assert "greedy acc" in shown or "accuracy" in shown
-    assert "monitor-1" not in shown.replace("Container", "")
+    assert "monitor-1  |" not in shown
     rows = metrics(project)
-    assert [row["step"] for row in rows if "actor/lr" in row["data"]] == list(range(1, 61))
+    assert [row["step"] for row in rows if "actor/lr" in row["data"]] == list(range(1, STEPS + 1))
     reward = [
         row["data"]["critic/score/mean"] for row in rows if "critic/score/mean" in row["data"]
     ]
-    assert sum(reward[-5:]) / 5 > sum(reward[:5]) / 5 + 0.2
+    assert sum(reward[-5:]) / 5 > sum(reward[:5]) / 5 + 0.15
     accuracy = [
         value for row in rows for key, value in row["data"].items() if key.startswith("val-core/")
     ]

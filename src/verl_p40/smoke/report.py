@@ -109,7 +109,7 @@ def build(
     scrubber: Scrubber,
 ) -> dict[str, Any]:
     """The whole report, scrubbed. Its fields are described in docs/smoke.md."""
-    verdicts = [result.verdict for result in results]
+    verdicts: list[str] = [result.verdict for result in results]
     document = {
         "schema_version": SCHEMA_VERSION,
         "tool": "verl-p40 smoke",

@@ -36,9 +36,7 @@ def rewritten(text: str, pins: Pins) -> str:
         ValueError: an argument has no line with a default, or several.
     """
     for name, value in arguments(pins).items():
-        text, count = re.subn(
-            rf"^ARG {name}=.*$", lambda _, n=name, v=value: f"ARG {n}={v}", text, flags=re.MULTILINE
-        )
+        text, count = re.subn(rf"^(ARG {name})=.*$", rf"\1={value}", text, flags=re.MULTILINE)
         if count != 1:
             raise ValueError(f"{NAME}: {count} lines `ARG {name}=...`, expected one")
     return text

@@ -18,6 +18,7 @@ import yaml
 from composekit import FILES, REVIEWED, ROOT
 
 from verl_p40 import __version__
+from verl_p40.health.check import LIMITS
 from verl_p40.image import names
 from verl_p40.stack import dockerfile, pins
 
@@ -114,7 +115,8 @@ def test_every_knob_is_documented_with_its_default() -> None:
         k: v for k, v in read.items() if k != "VERL_P40_OVERRIDES"
     }
     # What is passed through env_file, or read by Compose itself.
-    assert set(documented) - set(read) == {"COMPOSE_FILE", "HF_TOKEN"}
+    assert set(documented) - set(read) == {"COMPOSE_FILE", "HF_TOKEN", *LIMITS}
+    assert {name: float(documented[name]) for name in LIMITS} == LIMITS
 
 
 def test_an_example_that_is_copied_whole_changes_nothing(

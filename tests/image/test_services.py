@@ -92,7 +92,7 @@ def test_stop_saves_and_up_resumes_and_a_hung_trainer_is_unhealthy(
     project.set(
         VERL_P40_OVERRIDES="trainer.total_training_steps=400 trainer.test_freq=-1 "
         "trainer.val_before_train=false trainer.save_freq=1000",
-        VERL_P40_HEALTH_TRAIN_FLOOR="20",
+        VERL_P40_HEALTH_STEP="20",
     )
     project.compose("up", "-d", "train")
     wait_for("step 5", lambda: len(project.steps()) >= 5, seconds=420, every=1)

@@ -15,19 +15,21 @@ from typing import Any
 NAME = ".monitor.json"
 
 
-def write(runs_dir: Path, *, run: str | None, samples: int, errors: int) -> None:
+def write(runs_dir: Path, *, run: str | None, samples: int, errors: int, interval: float) -> None:
     """Say that a sample has just gone where it belongs. The file is replaced in one rename.
 
     Args:
         run: the run that is followed; None while there is none.
         samples: samples written into run folders since the monitor's start.
         errors: samples that could not be written.
+        interval: seconds between two samples, by which a health check knows what is late.
 
     Raises:
         OSError: the folder cannot be written.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     document = {"time": now, "run": run, "samples": samples, "errors": errors}
+    document["interval"] = interval
     temporary = runs_dir / f"{NAME}.{os.getpid()}.tmp"
     try:
         temporary.write_text(json.dumps(document) + "\n", encoding="utf-8")
@@ -39,7 +41,7 @@ def write(runs_dir: Path, *, run: str | None, samples: int, errors: int) -> None
 
 
 def last(runs_dir: Path | str) -> dict[str, Any] | None:
-    """What the last heartbeat says: ``time``, ``run``, ``samples``, ``errors``. None without one."""
+    """What the last heartbeat says: ``time``, ``run``, ``samples``, ``errors``, ``interval``."""
     try:
         document = json.loads((Path(runs_dir) / NAME).read_text(encoding="utf-8"))
         datetime.fromisoformat(document["time"])

@@ -26,8 +26,8 @@ class Recorder:
     with a note at the first and when it works again.
     """
 
-    def __init__(self, runs_dir: Path, note: Note) -> None:
-        self._runs_dir, self._note = runs_dir, note
+    def __init__(self, runs_dir: Path, note: Note, interval: float = 1.0) -> None:
+        self._runs_dir, self._note, self._interval = runs_dir, note, interval
         self._book: _Book | None = None
         self._dropped = 0
         self.samples = 0
@@ -70,7 +70,13 @@ class Recorder:
     def _beat(self, run: RunFolder | None) -> None:
         name = run.name if run else None
         try:
-            heartbeat.write(self._runs_dir, run=name, samples=self.samples, errors=self.errors)
+            heartbeat.write(
+                self._runs_dir,
+                run=name,
+                samples=self.samples,
+                errors=self.errors,
+                interval=self._interval,
+            )
         except FileNotFoundError:
             # No run has ever been started here; the folder is not ours to make.
             if run is not None:

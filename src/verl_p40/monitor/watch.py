@@ -34,7 +34,7 @@ def watch(
         MachineError: a folder may not be written by this user.
     """
     sampler = Sampler(runs_dir, only, view.note, stop.is_asked)
-    recorder = Recorder(runs_dir, view.note) if write else None
+    recorder = Recorder(runs_dir, view.note, interval) if write else None
     news = _News(view, runs_dir, only)
     due = time.monotonic()
     try:

@@ -135,6 +135,8 @@ RUN /opt/verl-p40/bin/python -m verl_p40.stack.contents /opt/verl-p40 --target m
       --patches-digest "${PATCHES_DIGEST}"
 
 FROM base AS monitor
+# It may share the host's process ids (`pid: host`), where tini is not process 1: -s is for that.
+ENTRYPOINT ["/usr/bin/tini", "-s", "--"]
 COPY --from=monitor-env /opt/verl-p40 /opt/verl-p40
 COPY --chmod=755 scripts/service.py /opt/verl-p40/bin/service
 ARG BASE_IMAGE

@@ -46,7 +46,8 @@ def test_labels_user_and_init(engine: docker.DockerClient, images: Images, targe
     image = engine.images.get(getattr(images, target))
     config = image.attrs["Config"]
     assert config["User"] == "1000:0"
-    assert config["Entrypoint"] == ["/usr/bin/tini", "--"]
+    options = ["-s"] if target == "monitor" else []
+    assert config["Entrypoint"] == ["/usr/bin/tini", *options, "--"]
     document = environment(engine, image.id)
     labels = config["Labels"]
     assert labels["io.verl-p40.target"] == document["target"] == target

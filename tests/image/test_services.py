@@ -131,11 +131,9 @@ def test_stop_saves_and_up_resumes_and_a_hung_trainer_is_unhealthy(
 
     # A trainer that hangs: alive, and not healthy.
     wait_for("healthy", lambda: project.health("train") == "healthy", seconds=60)
-    stopped = (
-        "for p in /proc/[0-9]*; do grep -q main_ppo $p/cmdline && kill -STOP ${p#/proc/}; done"
-    )
-    project.container("train").exec_run(["bash", "-c", stopped])
-    project.container("train").exec_run(["bash", "-c", "pkill -STOP -f ray:: || true"])
+    # The brackets keep this very command line from matching.
+    stop = "grep -qa -e '^ray::' -e 'main_pp[o]' $p/cmdline && kill -STOP ${p#/proc/}"
+    project.container("train").exec_run(["bash", "-c", f"for p in /proc/[0-9]*; do {stop}; done"])
     wait_for("unhealthy", lambda: project.health("train") == "unhealthy", seconds=180, every=2)
     state = project.container("train").attrs["State"]
     assert state["Running"]

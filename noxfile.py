@@ -120,6 +120,8 @@ def patches(session: nox.Session) -> None:
     """The patch queue: verify against the pinned release, then prove every patch needed."""
     _run(session, "verl-p40", "stack", "install", "--with-test")
     _run(session, "verl-p40", "patches", "verify")
+    # vLLM's proofs need an environment with vLLM and nvcc 11.8: docs/vllm.md.
+    _run(session, "verl-p40", "patches", "verify", "--project", "vllm")
     _run(session, "verl-p40", "patches", "prove", *session.posargs)
 
 

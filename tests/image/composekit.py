@@ -26,6 +26,16 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _ALARM = re.compile(r"\b(warn(ing)?|error|critical|fatal|traceback|exception)\b", re.IGNORECASE)
 
 
+@dataclass(frozen=True)
+class Images:
+    """The images that the Dockerfile gives on the stand-in base."""
+
+    train: str
+    monitor: str
+    seconds: float
+    """What building both took, from whatever the engine's build cache held."""
+
+
 @dataclass
 class Project:
     """``docker compose`` with the CPU overlay (unless ``files`` says otherwise)."""

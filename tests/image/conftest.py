@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import composekit
@@ -154,20 +153,10 @@ def network_environment() -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     return environment, volumes
 
 
-@dataclass(frozen=True)
-class Images:
-    """The images that the Dockerfile gives on the stand-in base."""
-
-    train: str
-    monitor: str
-    seconds: float
-    """What building both took, from whatever the engine's build cache held."""
-
-
 @pytest.fixture(scope="session")
 def images(
     engine: docker.DockerClient, engine_host: str, docker_config: Path, base_image: str
-) -> Images:
+) -> composekit.Images:
     """Both targets, built by ``verl-p40 image build`` as a user would."""
     started = time.monotonic()
     tags = {}
@@ -189,7 +178,7 @@ def images(
                 f"{' '.join(command[2:])}: exit code {done.returncode}\n{done.stdout[-6000:]}"
             )
         print(done.stdout[-400:])
-    return Images(tags["train"], tags["monitor"], time.monotonic() - started)
+    return composekit.Images(tags["train"], tags["monitor"], time.monotonic() - started)
 
 
 @pytest.fixture
@@ -197,7 +186,7 @@ def project(
     engine: docker.DockerClient,
     engine_host: str,
     docker_config: Path,
-    images: Images,
+    images: composekit.Images,
     tmp_path: Path,
 ) -> Iterator[composekit.Project]:
     """A compose project on the CPU with the built images, whatever the host's uid."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import docker
 import pytest
-from conftest import Images
+from composekit import Images
 
 from verl_p40.errors import ExitCode
 from verl_p40.image import contents

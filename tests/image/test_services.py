@@ -148,6 +148,42 @@ def steps(project: Project) -> list[int]:
     return project.steps("monitor")
 
 
+def test_two_prepare_at_once_and_read_only_data_is_used(project: Project, tmp_path: Path) -> None:
+    # Network and volumes first: Compose itself does not create them safely twice.
+    project.compose("create", "train")
+    prepare = ("run", "--rm", "--no-deps", "train", "verl-p40", "data", "demo")
+    logs = [tmp_path / "one.log", tmp_path / "two.log"]
+    both = [project.start(*prepare, log=log) for log in logs]
+    assert [process.wait(400) for process in both] == [0, 0], [log.read_text() for log in logs]
+    said = [log.read_text() for log in logs]
+    assert (
+        sum("another process is preparing /data/demo: waiting for it" in text for text in said) == 1
+    )
+
+    project.set(VERL_P40_DATA_MODE="ro", VERL_P40_OVERRIDES="trainer.total_training_steps=1")
+    done = project.compose("run", "--rm", "--no-deps", "train", check=False)
+    shown = done.stdout + done.stderr
+    assert done.returncode == 0, shown
+    assert "/data is read-only: the data in it is used as it is" in shown
+    assert not alarms(shown)
+
+
+def test_read_only_and_empty_data_is_refused_before_anything_starts(project: Project) -> None:
+    project.set(VERL_P40_DATA_MODE="ro")
+    done = project.compose("run", "--rm", "--no-deps", "train", check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == ExitCode.ENVIRONMENT, said
+    assert "/data" in said and "VERL_P40_DATA_MODE=rw" in said
+
+
+def test_an_unset_variable_is_named(project: Project) -> None:
+    done = project.compose(
+        *("run", "--rm", "--no-deps", "-e", "VERL_P40_RUNS=", "train"), check=False
+    )
+    assert done.returncode == ExitCode.USAGE
+    assert "VERL_P40_RUNS is not set" in done.stdout + done.stderr
+
+
 def test_a_folder_of_someone_else_is_named(project: Project, tmp_path: Path) -> None:
     """A bind folder that Docker made as root: whose it is, who we are, what to do."""
     runs = tmp_path / "runs"

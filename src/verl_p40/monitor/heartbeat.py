@@ -28,8 +28,13 @@ def write(runs_dir: Path, *, run: str | None, samples: int, errors: int, interva
         OSError: the folder cannot be written.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    document = {"time": now, "run": run, "samples": samples, "errors": errors}
-    document["interval"] = interval
+    document = {
+        "time": now,
+        "run": run,
+        "samples": samples,
+        "errors": errors,
+        "interval": interval,
+    }
     temporary = runs_dir / f"{NAME}.{os.getpid()}.tmp"
     try:
         temporary.write_text(json.dumps(document) + "\n", encoding="utf-8")

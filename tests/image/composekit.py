@@ -17,6 +17,7 @@ from typing import Any
 
 import docker
 import yaml
+from docker.errors import APIError
 from docker.models.containers import Container
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,10 +131,16 @@ class Project:
         return [row["step"] for row in rows if "actor/lr" in row["data"]]
 
     def read(self, folder: str, name: str, service: str) -> str:
-        """A file of the newest run; empty while it is not there."""
+        """A file of the newest run; empty while it, or the container, is not there."""
         script = f"cat $(ls -td {folder}/*/ | grep -v smoke | head -1){name} 2>/dev/null || true"
-        code, output = self.container(service).exec_run(["sh", "-c", script], stderr=False)
-        return output.decode() if code == 0 else ""
+        try:
+            code, output = self.container(service).exec_run(["sh", "-c", script], stderr=False)
+        except APIError as error:
+            if error.status_code == 409:  # created, and not running yet (or any more)
+                return ""
+            raise
+        text = str(output.decode()) if code == 0 else ""
+        return text[: text.rfind("\n") + 1]  # a line that is being written is not one yet
 
     def down(self) -> None:
         for process in self.started:

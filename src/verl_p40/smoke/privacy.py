@@ -29,7 +29,7 @@ PROJECT_WORDS = frozenset(
 
 _PUBLIC_ROOTS = ("usr", "lib", "lib64", "proc", "sys", "dev", "bin")
 """Absolute paths below these say nothing about anyone."""
-_PUBLIC_HOSTS = ("pypi.org", "huggingface.co", "download.pytorch.org", "github.com", "nvidia.com")
+_PUBLIC_HOSTS = ("huggingface.co", "download.pytorch.org", "github.com", "nvidia.com")
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|AUTH", re.IGNORECASE)
 _SHORTEST_SECRET = 6
 

@@ -40,7 +40,7 @@ IDENTITY = Identity(
         ("~/models/x and ~bob/y", "<path> and <path>"),
         ("/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
         ("3.2 tokens/s, 1/64 rate, and/or", "3.2 tokens/s, 1/64 rate, and/or"),
-        ("https://jane:pw@pypi.org/simple?x=1", "https://pypi.org"),
+        ("https://jane:pw@github.com/simple?x=1", "https://github.com"),
         ("http://mirror.corp.example:8080/simple", "<url>"),
         ("GPU-8c1b7a52-6f0e-4f0e-9f5d-0a1b2c3d4e5f lost", "<uuid> lost"),
         ("MIG-8C1B7A52-6F0E-4F0E-9F5D-0A1B2C3D4E5F", "<uuid>"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -42,6 +43,10 @@ ImageArgument = Annotated[
 def register(root: typer.Typer) -> None:
     """Add this group to ``root``."""
     root.add_typer(app)
+
+
+def _report(json: bool) -> AbstractContextManager[transfer.Report]:
+    return nullcontext(transfer.Silent()) if json else Bars(stderr_console())
 
 
 def _tell_compose(out: Console, target: Target, tags: Sequence[str]) -> None:
@@ -209,12 +214,8 @@ def inspect(
 def push(image: ImageArgument = "", json: JsonFlag = False) -> None:
     """Send an image to its registry, with the credentials of `docker login`."""
     reference = names.parse(image or names.default())
-    with connect() as client:
-        if json:
-            moved = transfer.push(client, reference, transfer.Silent())
-        else:
-            with Bars(stderr_console()) as bars:
-                moved = transfer.push(client, reference, bars)
+    with connect() as client, _report(json) as report:
+        moved = transfer.push(client, reference, report)
     if json:
         print_json(moved.as_json())
         return
@@ -226,11 +227,8 @@ def pull(image: ImageArgument = "", json: JsonFlag = False) -> None:
     """Fetch an image from its registry."""
     reference = names.parse(image or names.default())
     with connect() as client:
-        if json:
-            moved = transfer.pull(client, reference, transfer.Silent())
-        else:
-            with Bars(stderr_console()) as bars:
-                moved = transfer.pull(client, reference, bars)
+        with _report(json) as report:
+            moved = transfer.pull(client, reference, report)
         target = describe.target(client, str(reference))
     if json:
         print_json(moved.as_json())

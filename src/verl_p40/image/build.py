@@ -27,6 +27,7 @@ from verl_p40.image.names import Target
 from verl_p40.image.problems import explain
 from verl_p40.patches.queue import load_queue
 from verl_p40.stack import lockfile, paths, pins
+from verl_p40.stack.clone import revision
 from verl_p40.stack.pins import FlavorName
 
 if TYPE_CHECKING:
@@ -222,29 +223,6 @@ def _no_password(option: str, value: str) -> None:
             "show it to everyone",
             fix="use a mirror without a login, or a local proxy that adds it",
         )
-
-
-def revision(root: Path) -> str | None:
-    """The commit of a clone, with ``+`` when tracked files differ from it."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(root), *arguments],
-                capture_output=True,
-                text=True,
-                timeout=30,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
-
-    if not (root / ".git").exists():
-        return None
-    commit = git("rev-parse", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+" if commit and changed else commit
 
 
 def version(root: Path) -> str:

@@ -1,18 +1,14 @@
-"""``<runs>/.monitor.json``: that a monitor is at work, for a container's health check.
-
-The standard library alone: a health check imports this every few seconds.
-"""
+"""``<runs>/.monitor.json``: that a monitor is at work, for :mod:`verl_p40.health`."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-NAME = ".monitor.json"
+from verl_p40.health.check import MONITOR_BEAT as NAME
+from verl_p40.train.folder import write_whole
 
 
 def write(runs_dir: Path, *, run: str | None, samples: int, errors: int, interval: float) -> None:
@@ -35,14 +31,7 @@ def write(runs_dir: Path, *, run: str | None, samples: int, errors: int, interva
         "errors": errors,
         "interval": interval,
     }
-    temporary = runs_dir / f"{NAME}.{os.getpid()}.tmp"
-    try:
-        temporary.write_text(json.dumps(document) + "\n", encoding="utf-8")
-        temporary.replace(runs_dir / NAME)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    write_whole(runs_dir / NAME, json.dumps(document) + "\n")
 
 
 def last(runs_dir: Path | str) -> dict[str, Any] | None:

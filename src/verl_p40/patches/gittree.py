@@ -9,16 +9,15 @@ configured to do.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_p40.errors import MachineError, TreeError, UsageError
+from verl_p40.errors import MachineError, TreeError
 from verl_p40.patches.hunks import Fit
 from verl_p40.patches.manifest import files_below
 from verl_p40.patches.queue import Queue, Reader, plan_patches
-from verl_p40.patches.swap import next_folder
+from verl_p40.patches.swap import new_folder
 
 BASE_TAG = "upstream"
 NEXT_TAG = "upstream-next"
@@ -93,13 +92,7 @@ def unpack_queue(
         UsageError: ``folder`` is not empty.
         TreeError: a patch does not fit, or git failed. Nothing is left behind.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder}: not an empty folder", fix="name a folder that does not exist")
-    folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = next_folder(folder)
-    shutil.rmtree(work, ignore_errors=True)
-    try:
+    with new_folder(folder) as work:
         work.mkdir()
         git = Git(work)
         git.run("init", "--quiet", "--initial-branch=main")
@@ -119,12 +112,6 @@ def unpack_queue(
             git.run("add", "--all", ".")
             message = f"{patch.header_text}{TRAILER}: {patch.path}\n"
             _commit(git, message)
-        if folder.exists():
-            folder.rmdir()
-        work.rename(folder)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
     return len(queue.patches)
 
 

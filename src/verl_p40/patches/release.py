@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 from verl_p40.errors import NetworkError, TreeError, UsageError
 from verl_p40.patches.project import Project, find_project
 from verl_p40.patches.queue import Queue
-from verl_p40.patches.swap import next_folder
+from verl_p40.patches.swap import new_folder
 from verl_p40.patches.tree import ApplyReport, apply_queue
 from verl_p40.stack.fetch import fetch_pinned
 from verl_p40.stack.uv import uv_binary
@@ -41,21 +41,9 @@ def patched_release(queue: Queue, folder: Path) -> ApplyReport:
         UsageError: ``folder`` is not empty.
         NetworkError, TreeError: as :func:`unpack_pinned` and :func:`apply_queue`. Nothing is left.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder}: not an empty folder", fix="name a folder that does not exist")
-    folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = next_folder(folder)
-    shutil.rmtree(work, ignore_errors=True)
-    try:
+    with new_folder(folder) as work:
         report = apply_queue(unpack_pinned(queue.project, work), queue)
-        if folder.exists():
-            folder.rmdir()
-        work.rename(folder)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    return replace(report, tree=folder)
+    return replace(report, tree=folder.absolute())
 
 
 def unpack_file(path: Path, into: Path, project: str) -> Path:

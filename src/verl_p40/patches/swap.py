@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from verl_p40.errors import BusyError, DiskError, MachineError
+from verl_p40.errors import BusyError, DiskError, MachineError, UsageError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -33,6 +33,32 @@ def next_folder(folder: Path) -> Path:
 def previous_folder(folder: Path) -> Path:
     """Where the old content stays between the two renames."""
     return folder.with_name(f".{folder.name}.p40-previous")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes ``folder`` when the block ends well and is removed otherwise.
+
+    Yields:
+        Where to fill it; not there yet.
+
+    Raises:
+        UsageError: ``folder`` is there and not an empty folder.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: not an empty folder", fix="name a folder that does not exist")
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = next_folder(folder)
+    shutil.rmtree(work, ignore_errors=True)
+    try:
+        yield work
+        if folder.exists():
+            folder.rmdir()
+        work.rename(folder)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 
 from verl_p40.errors import VerlP40Error
 from verl_p40.smoke.model import Context, Failed, Finding, Skip
+from verl_p40.train.folder import write_whole
 from verl_p40.train.process import send_me_when_parent_dies
 
 
@@ -30,10 +31,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     context = Context.read(json.loads(Path(context_file).read_text(encoding="utf-8")))
     document = run(entry, context)
-    target = Path(result_file)
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text(json.dumps(document, default=str), encoding="utf-8")
-    temporary.replace(target)
+    write_whole(Path(result_file), json.dumps(document, default=str))
     return 0
 
 

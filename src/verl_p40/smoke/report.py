@@ -21,6 +21,8 @@ from verl_p40.smoke.model import Device, Result
 from verl_p40.smoke.privacy import Identity, Scrubber
 from verl_p40.stack import paths
 from verl_p40.stack.env import StackEnv
+from verl_p40.train.envinfo import cpu_name
+from verl_p40.train.folder import write_whole
 
 SCHEMA_VERSION = 1
 """Raised when a field of the report changes its meaning or goes; see docs/smoke.md."""
@@ -62,14 +64,10 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
     Raises:
         MachineError, DiskError: as :func:`reserve`.
     """
-    temporary = _temporary(path)
     try:
-        temporary.write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, json.dumps(document, indent=2, default=str) + "\n")
     except OSError as error:
         raise _unwritable(path, error) from error
-    finally:
-        _remove(temporary)
 
 
 def _temporary(path: Path) -> Path:
@@ -144,7 +142,7 @@ def _machine(seen: Seen) -> dict[str, Any]:
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
@@ -153,16 +151,6 @@ def _machine(seen: Seen) -> dict[str, Any]:
         "driver": seen.driver,
         "gpus": [card.public() for card in seen.gpus],
     }
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.machine()
 
 
 def _stack(stack: StackEnv, results: Sequence[Result]) -> dict[str, Any]:

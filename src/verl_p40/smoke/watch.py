@@ -20,6 +20,7 @@ import torch
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
 import verl_p40.train.seed  # noqa: F401 - as the preset does: a run that repeats itself
+from verl_p40.train.folder import write_whole
 
 FOLDER = "VERL_P40_SMOKE_WATCH"
 
@@ -71,9 +72,7 @@ def _write(kind: str, checkpoint: Path, document: dict[str, Any]) -> None:
     role, step = checkpoint.name, checkpoint.parent.name
     rank = os.environ.get("RANK", "0")
     target = Path(os.environ[FOLDER]) / f"{kind}-{step}-{role}-{rank}.json"
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text(json.dumps(document), encoding="utf-8")
-    temporary.replace(target)
+    write_whole(target, json.dumps(document))
 
 
 def _wrapped_save(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from verl_p40 import __version__
-from verl_p40.stack import paths
+from verl_p40.stack import clone, paths
 from verl_p40.stack.env import StackEnv
 
 
@@ -34,7 +34,7 @@ def collect(
     return {
         "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "verl_p40": __version__,
-        "git_commit": _git_commit(),
+        "git_commit": clone.revision(paths.package_dir().parent.parent),
         "preset": preset,
         "overrides": list(overrides),
         "config_digest": digest,
@@ -52,7 +52,7 @@ def collect(
         "versions": dict(versions),
         "machine": {
             "system": platform.platform(),
-            "cpu": _cpu_name(),
+            "cpu": cpu_name(),
             "cores": os.cpu_count(),
             "memory_bytes": psutil.virtual_memory().total,
             "gpus": _gpus(),
@@ -62,17 +62,8 @@ def collect(
     }
 
 
-def _git_commit() -> str | None:
-    """The commit of the source tree we run from, with ``+`` when it has changes."""
-    root = paths.package_dir().parent.parent
-    if not (root / ".git").exists():
-        return None
-    commit = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
-    dirty = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
-    return f"{commit}+" if commit and dirty else commit
-
-
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor's model as Linux names it, else the architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -17,7 +17,7 @@ import pytest
 from verl_p40.data import folder as folders
 from verl_p40.data import prepare
 from verl_p40.data.demo_assets import recipe
-from verl_p40.errors import MachineError, UsageError, VerlP40Error
+from verl_p40.errors import ExitCode, MachineError, UsageError, VerlP40Error
 from verl_p40.services import mounts, start, who
 from verl_p40.services.mounts import Mount, Refusal
 from verl_p40.train import checks
@@ -372,3 +372,13 @@ def test_the_script_says_errors_and_help() -> None:
 
 def test_a_mount_needs_no_setting() -> None:
     assert mounts._elsewhere(Mount("X", "things")) == ""
+
+
+def test_outside_of_the_image_it_says_so() -> None:
+    script = Path(__file__).resolve().parents[3] / "scripts" / "service.py"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(script), "train"], capture_output=True, text=True
+    )
+    assert done.returncode == ExitCode.ENVIRONMENT
+    assert done.stderr.startswith("error: verl-p40 is not installed for this Python")
+    assert "fix: " in done.stderr and "Traceback" not in done.stderr

@@ -102,6 +102,21 @@ def test_no_chunked_prefill_by_default_on_pascal(
     assert config.scheduler_config.chunked_prefill_enabled
 
 
+@pytest.mark.parametrize("cache", ["fp8", "fp8_e5m2"])
+def test_an_fp8_cache_is_refused_on_pascal(
+    pascal: Any, make_model: Any, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        configured(make_model(), kv_cache_dtype=cache)
+    assert str(refused.value) == (
+        f"kv_cache_dtype={cache} is not supported on Tesla P40 (compute capability 6.1): "
+        "use kv_cache_dtype=auto"
+    )
+    monkeypatch.setattr(pascal, "capability", (7, 0))
+    config = configured(make_model(), kv_cache_dtype=cache)
+    assert config.cache_config.cache_dtype == cache
+
+
 @pytest.mark.parametrize("neox", [True, False])
 def test_rotary_embedding_without_flash_attention(pascal: Any, neox: bool) -> None:
     """Against the rotation in complex numbers."""

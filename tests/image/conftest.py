@@ -12,6 +12,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def engine_host() -> Iterator[str]:
     """Address of a Docker Engine: the one that answers, else one of our own until the end."""
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     if _answers(host):
@@ -51,7 +52,9 @@ def engine_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if dockerd is None or os.geteuid() != 0:
         missing("no Docker Engine answers, and none can be started (that needs dockerd, and root)")
     assert dockerd is not None
-    folder = tmp_path_factory.mktemp("engine")
+    # Not below pytest's folder, which is closed to other users: the socket alone decides.
+    folder = Path(tempfile.mkdtemp(prefix="verl-p40-engine-"))
+    folder.chmod(0o755)
     host = f"unix://{folder / 'docker.sock'}"
     command = [dockerd, f"--host={host}", f"--data-root={folder / 'data'}"]
     command += [f"--exec-root={folder / 'exec'}", f"--pidfile={folder / 'pid'}"]
@@ -68,7 +71,7 @@ def engine_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(60)
-        shutil.rmtree(folder / "data", ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _answers(host: str) -> bool:

@@ -282,7 +282,8 @@ def small_engine(folder: Path, size: str) -> Iterator[str]:
     if mounted.returncode:
         pytest.skip("a tmpfs cannot be mounted here")
     address = folder / "s"
-    command = [dockerd, f"--host=unix://{address}", f"--data-root={data}"]
+    # A network namespace of its own: without a bridge, dockerd deletes the other engine's docker0.
+    command = ["unshare", "--net", dockerd, f"--host=unix://{address}", f"--data-root={data}"]
     command += [f"--exec-root={folder / 'exec'}", f"--pidfile={folder / 'pid'}"]
     command += ["--bridge=none", "--iptables=false"]
     process = None

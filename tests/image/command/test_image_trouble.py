@@ -228,12 +228,13 @@ def _as_nobody(host: str, answer: Any) -> None:
         answer.put(f"{error.message}\n{error.fix}")
 
 
-def test_no_permission(engine_host: str) -> None:
+def test_no_permission(engine_host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's own socket, used by somebody who is not in its group."""
     if os.geteuid() != 0:
         pytest.skip("becoming nobody needs root")
     import requests  # noqa: F401 - nobody may not be able to read this environment
 
+    monkeypatch.setenv("DOCKER_HOST", engine_host)
     with connect():
         pass
     context = multiprocessing.get_context("fork")

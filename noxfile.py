@@ -150,6 +150,12 @@ def demo(session: nox.Session) -> None:
     _run(session, "verl-p40", "train", "cpu-demo", "--new", *session.posargs)
 
 
+@nox.session(name="vllm-wheel", python=False)
+def vllm_wheel(session: nox.Session) -> None:
+    """vLLM compiled for a P40, into dist/: CUDA 11.8, g++-11, half an hour on two cores."""
+    _run(session, "verl-p40", "wheel", *session.posargs)
+
+
 @nox.session(python=False)
 def image(session: nox.Session) -> None:
     """The image, built and run: compose services, registry, the image command (minutes).

@@ -32,6 +32,7 @@ GROUPS = (
     "patches",
     "audit",
     "kernels",
+    "wheel",
     "presets",
     "image",
 )

@@ -84,6 +84,7 @@ def recipes(loaded: Pins) -> list[Recipe]:
     cpu = loaded.flavor["cpu"]
     cu118 = loaded.flavor["cu118"]
     cu118_releases = [loaded.release[name] for name in cu118.release]
+    overrides = {name: (pin.version, pin.why) for name, pin in cu118.overrides.items()}
     return [
         Recipe(
             "bootstrap.txt",
@@ -123,10 +124,37 @@ def recipes(loaded: Pins) -> list[Recipe]:
             [pin.requirement(name) for name, pin in loaded.packages("cu118").items()] + light,
             loaded.train.exclude_newer,
             python=cu118.python[0],
-            overrides={n: (p.version, p.why) for n, p in cu118.overrides.items()},
+            overrides=overrides,
             stand_ins=cu118_releases,
             only={**verl, **{r.project: r.sha256 for r in cu118_releases}},
             newer=newer,
+        ),
+        Recipe(
+            "vllm-cpu.txt",
+            "What vLLM needs on top of the training stack for the CPU",
+            loaded.vllm.packages,
+            loaded.vllm.exclude_newer,
+            environments=linux,
+            constraints=[cpu.lock],
+            without=cpu.lock,
+        ),
+        Recipe(
+            "vllm-cu118.txt",
+            "What vLLM needs on top of the training stack of the CUDA 11.8 image",
+            loaded.vllm.packages,
+            loaded.vllm.exclude_newer,
+            python=cu118.python[0],
+            constraints=[cu118.lock],
+            overrides=overrides,
+            stand_ins=cu118_releases,
+            without=cu118.lock,
+        ),
+        Recipe(
+            "vllm-build.txt",
+            "What builds vLLM, beside torch",
+            loaded.vllm_build.packages,
+            loaded.vllm_build.exclude_newer,
+            environments=linux,
         ),
         Recipe(
             "train-test.txt",

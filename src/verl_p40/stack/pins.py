@@ -149,6 +149,8 @@ class Pins(_Frozen):
     release: dict[str, ReleasePin]
     train: TrainPins
     flavor: dict[FlavorName, FlavorPin]
+    vllm: ExtraPins
+    vllm_build: ExtraPins
     uv: UvPin
     tool: ToolPins
     dev: ExtraPins

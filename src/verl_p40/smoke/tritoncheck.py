@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import inspect
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_p40.smoke.cudadriver import Module
+from verl_p40.hardware.cudadriver import CudaError, Module, pointer
 from verl_p40.smoke.matmul import gamma
 from verl_p40.smoke.model import CODE, PTX, Context, Failed, Finding, Skip
 from verl_p40.smoke.torchbuild import limit_memory
@@ -183,13 +184,17 @@ def _launch(kernel: Compiled, native: bool, blocks: int, tensors: list[Any], num
     import torch
 
     torch.cuda.synchronize()  # the driver's own stream does not wait for torch's copies
-    with Module(kernel.cubin if native else kernel.ptx.encode()) as module:
-        module.launch(
-            kernel.name,
-            blocks=blocks,
-            threads=kernel.warps * _WARP,
-            shared=kernel.shared,
-            pointers=[tensor.data_ptr() for tensor in tensors],
-            numbers=[number],
-            parameters=kernel.parameters,
-        )
+    arguments: list[Any] = [*map(pointer, tensors), ctypes.c_int32(number)]
+    # Triton's scratch, where there is any.
+    arguments += [pointer(None)] * (kernel.parameters - len(arguments))
+    try:
+        with Module(kernel.cubin if native else kernel.ptx.encode()) as module:
+            module.launch(
+                kernel.name,
+                grid=(blocks, 1, 1),
+                threads=kernel.warps * _WARP,
+                shared=kernel.shared,
+                arguments=arguments,
+            )
+    except CudaError as error:
+        raise Failed(str(error)) from error

@@ -64,8 +64,9 @@ def _view_arguments(one: argparse.ArgumentParser) -> None:
 
 def build_step(args: argparse.Namespace, say: Say) -> None:
     from verl_p40.numerics.build import build
-    from verl_p40.numerics.nvcc import find_nvcc
+    from verl_p40.numerics.nvcc import Nvcc
     from verl_p40.stack import env
+    from verl_p40.wheel.toolchain import find_toolchain
 
     if args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: at least one")
@@ -73,7 +74,9 @@ def build_step(args: argparse.Namespace, say: Say) -> None:
         raise UsageError(
             f"{args.tree} has no csrc in it", fix="verl-p40 patches source FOLDER --project vllm"
         )
-    nvcc = find_nvcc()
+    if args.folder.exists() and (not args.folder.is_dir() or any(args.folder.iterdir())):
+        raise UsageError(f"{args.folder}: not an empty folder", fix="name one that does not exist")
+    nvcc = Nvcc(find_toolchain())
     build(args.folder, nvcc, env.ensure(), args.tree, args.jobs, say)
 
 

@@ -54,7 +54,7 @@ def build(folder: Path, nvcc: Nvcc, env: StackEnv, tree: Path | None, jobs: int,
             "schema": SCHEMA,
             "vllm": marker.version if marker else None,
             "queue": marker.digest if marker else None,
-            "nvcc": nvcc.version,
+            "nvcc": nvcc.chain.cuda,
             "triton": triton["triton"],
             "modules": {**modules, **triton["modules"]},
             "kernels": kernels,
@@ -75,7 +75,7 @@ def _cuda(
     sources |= {name: csrc / file for name, file in units.SOURCES.items()}
 
     def compiled(name: str) -> tuple[dict[str, str], dict[str, Any]]:
-        say(f"{sources[name].name}, by nvcc {nvcc.version}")
+        say(f"{sources[name].name}, by nvcc {nvcc.chain.cuda}")
         output = to / f"{name}.ptx"
         nvcc.ptx(sources[name], output, include, csrc)
         chosen = units.find_kernels(name, units.entries(output.read_text(encoding="utf-8")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,11 +18,16 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         kernel = found.setdefault(row["kernel"], {**row, "cases": 0, "failed": 0})
         kernel["cases"] += 1
         kernel["failed"] += not row["ok"]
-        # NaN is the worst of all, and compares as nothing.
-        if not row["error"] <= kernel["error"]:
+        if _badness(row) > _badness(kernel):
             kernel.update(error=row["error"], case=row["case"])
         kernel["shared"] = max(kernel["shared"], row["shared"])
     return list(found.values())
+
+
+def _badness(row: Mapping[str, Any]) -> tuple[bool, float]:
+    """NaN is worse than any number, and compares with none."""
+    error = float(row["error"])
+    return math.isnan(error), 0.0 if math.isnan(error) else error
 
 
 def _error(row: Mapping[str, Any]) -> str:

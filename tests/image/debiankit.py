@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,29 +22,44 @@ COMPOSE = (2, 24, 4)
 
 def unpacked(package: str, folder: Path, *, suite: str | None = None) -> Path:
     """The contents of a Debian package, below ``folder``; of another suite where one is named."""
+    return all_unpacked([package], folder, suite=suite)
+
+
+def all_unpacked(
+    packages: Sequence[str],
+    folder: Path,
+    *,
+    suite: str | None = None,
+    components: str = "main",
+) -> Path:
+    """The contents of several packages in one folder; ``components`` count with a suite only."""
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        pytest.skip(f"this is no Debian to get {package} from")
+        pytest.skip(f"this is no Debian to get {packages[0]} from")
     folder.mkdir(parents=True, exist_ok=True)
     options: list[str] = []
     if suite is not None:
-        options = _other_suite(suite, folder)
+        options = _other_suite(suite, components, folder)
     done = subprocess.run(
-        ["apt-get", *options, "download", package], cwd=folder, capture_output=True, text=True
+        ["apt-get", *options, "download", *packages], cwd=folder, capture_output=True, text=True
     )
     if done.returncode:
-        pytest.skip(f"the Debian package {package} cannot be downloaded: {done.stderr[-300:]}")
-    (archive,) = folder.glob(f"{package}_*.deb")
+        pytest.skip(f"Debian's {packages[0]} cannot be downloaded: {done.stderr[-300:]}")
     root = folder / "root"
-    subprocess.run(["dpkg-deb", "-x", archive, root], check=True)
+    for package in packages:
+        (archive,) = folder.glob(f"{package}_*.deb")
+        subprocess.run(["dpkg-deb", "-x", archive, root], check=True)
+        archive.unlink()
     return root
 
 
-def _other_suite(suite: str, folder: Path) -> list[str]:
+def _other_suite(suite: str, components: str, folder: Path) -> list[str]:
     """apt's options for the machine's own mirror with another suite; its lists are fetched."""
     if not SOURCES.is_file():
         pytest.skip(f"no {SOURCES} to learn the Debian mirror from")
     first = SOURCES.read_text().split("\n\n")[0]
-    text = re.sub(r"^Suites:.*$", f"Suites: {suite}", first, flags=re.MULTILINE)
+    text = first
+    for key, value in (("Suites", suite), ("Components", components)):
+        text = re.sub(rf"^{key}:.*$", f"{key}: {value}", text, flags=re.MULTILINE)
     for name in ("lists/partial", "cache/archives/partial", "sources"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "sources" / "other.sources").write_text(text + "\n")

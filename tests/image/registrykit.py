@@ -11,6 +11,7 @@ import base64
 import io
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -272,8 +273,8 @@ def make(
 def small_engine(folder: Path, size: str) -> Iterator[str]:
     """A Docker Engine of its own whose disk is a tmpfs of ``size``; its socket."""
     dockerd = shutil.which("dockerd")
-    if dockerd is None or os.geteuid() != 0:
-        pytest.skip("a second engine with a small disk needs dockerd and root")
+    if dockerd is None or shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("a second engine with a small disk needs dockerd, ip (iproute2) and root")
     data = folder / "data"
     data.mkdir(parents=True)
     mounted = subprocess.run(
@@ -282,12 +283,15 @@ def small_engine(folder: Path, size: str) -> Iterator[str]:
     if mounted.returncode:
         pytest.skip("a tmpfs cannot be mounted here")
     address = folder / "s"
-    # A network namespace of its own: without a bridge, dockerd deletes the other engine's docker0.
-    command = ["unshare", "--net", dockerd, f"--host=unix://{address}", f"--data-root={data}"]
+    # Not --bridge=none: dockerd then deletes docker0, which the other engine uses.
+    bridge = f"vp40-{secrets.token_hex(3)}"
+    command = [dockerd, f"--host=unix://{address}", f"--data-root={data}"]
     command += [f"--exec-root={folder / 'exec'}", f"--pidfile={folder / 'pid'}"]
-    command += ["--bridge=none", "--iptables=false"]
+    command += [f"--bridge={bridge}", "--iptables=false"]
     process = None
     try:
+        for words in (f"link add {bridge} type bridge", f"address add 172.31.253.1/30 dev {bridge}"):
+            subprocess.run(["ip", *words.split()], check=True)
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + 60
@@ -301,4 +305,5 @@ def small_engine(folder: Path, size: str) -> Iterator[str]:
         if process is not None:
             process.terminate()
             process.wait(60)
+        subprocess.run(["ip", "link", "delete", bridge], check=True)
         subprocess.run(["umount", data], check=True)

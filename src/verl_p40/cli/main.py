@@ -24,6 +24,8 @@ app = typer.Typer(
 
 GROUPS = (
     "train",
+    "plan",
+    "diagnose",
     "monitor",
     "health",
     "smoke",

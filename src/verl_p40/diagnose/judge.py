@@ -1,0 +1,257 @@
+"""From the rules that speak to one answer: the first fatal cause, and what only followed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from verl_p40.diagnose import memory
+from verl_p40.diagnose.match import Hit, around, hits
+from verl_p40.diagnose.model import Confidence
+from verl_p40.diagnose.scan import Line, Scanned
+
+Result = Literal["cause", "harmless", "nothing-known"]
+
+_CHAIN = re.compile(
+    r"The above exception was the direct cause|During handling of the above exception"
+)
+_ERROR = re.compile(r"^\s{0,3}[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failed)\b[:( ]?")
+_SUSPICIOUS = (
+    (5, _ERROR),
+    (5, re.compile(r"\b(?:FATAL|CRITICAL|PANIC|fatal error|core dumped|Segmentation fault)\b")),
+    (4, re.compile(r"\b(?:ERROR|Error|error)\b ?:")),
+    (3, re.compile(r"(?i)\b(?:failed|cannot|could not|unable to|killed|aborted|no such)\b")),
+    (2, re.compile(r"(?i)\berror\b|\[E\]|Traceback")),
+)
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that the log says.
+
+    ``why`` is why the confidence is what it is; for a symptom or something harmless, why it is
+    no cause. ``evidence`` are the very lines.
+    """
+
+    id: str
+    kind: str
+    text: str
+    why: str
+    confidence: Confidence
+    fix: tuple[str, ...]
+    read: tuple[str, ...]
+    versions: str
+    evidence: tuple[Line, ...]
+    details: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def line(self) -> int:
+        return self.evidence[0].number if self.evidence else 0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """``causes`` in the order in which they struck: the first is the root cause."""
+
+    result: Result
+    causes: tuple[Finding, ...]
+    symptoms: tuple[Finding, ...]
+    harmless: tuple[Finding, ...]
+    suspicious: tuple[Line, ...]
+    lines: int
+    size: int
+    progress: int
+    dropped: int
+
+
+class _Blank(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
+def _finding(hit: Hit, *, why: str = "") -> Finding:
+    rule = hit.rule
+    values = _Blank(hit.groups)
+    return Finding(
+        id=rule.id,
+        kind=rule.name,
+        text=" ".join(rule.cause.format_map(values).split()),
+        why=" ".join((why or rule.why).format_map(values).split()),
+        confidence=rule.confidence,
+        fix=tuple(line.format_map(values) for line in rule.fix),
+        read=rule.read,
+        versions=rule.versions,
+        evidence=hit.evidence,
+        details=hit.groups,
+    )
+
+
+def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]) -> Diagnosis:
+    """Weigh everything that the rules found in one log.
+
+    ``advise`` answers what helps against a CUDA out of memory, given its numbers and phase.
+    """
+    everything = hits(scanned)
+    spoken = _one_a_line(everything)
+    harmless = [hit for hit in everything if hit.rule.role == "harmless"]
+    covered = {hit.line.position for hit in harmless}
+    symptoms = [h for h in spoken if h.rule.role == "symptom" and h.line.position not in covered]
+    candidates = [h for h in spoken if h.rule.role == "cause"]
+    candidates = [h for h in candidates if not _forgiven(h, harmless)]
+    overcome = [h for h in candidates if _last(h, candidates) <= scanned.progress]
+    fatal = [h for h in candidates if _last(h, candidates) > scanned.progress]
+    if not fatal and any(hit.last > scanned.progress for hit in symptoms):
+        # The run did die after its last step; what it died of was printed before that.
+        fatal, overcome = overcome, []
+    accepted, followed = _weigh(fatal, scanned)
+    causes = [_with_memory(_finding(hit), hit, scanned, advise) for hit in accepted]
+    seen = [
+        *_unique(_finding(hit, why=hit.rule.why) for hit in symptoms),
+        *_unique(_finding(hit, why=why) for hit, why in followed),
+    ]
+    kinds = {cause.kind for cause in causes}
+    quiet = [
+        *_unique(_finding(hit) for hit in harmless),
+        *_unique(
+            _finding(hit, why="training went on after it")
+            for hit in overcome
+            if hit.rule.name not in kinds
+        ),
+    ]
+    told = {line.position for finding in [*causes, *seen, *quiet] for line in finding.evidence}
+    return Diagnosis(
+        result="cause" if causes else "harmless" if quiet and not seen else "nothing-known",
+        causes=tuple(causes),
+        symptoms=tuple(f for f in seen if f.id not in {c.id for c in causes}),
+        harmless=tuple(quiet),
+        suspicious=() if causes else _suspicious(scanned, told),
+        lines=scanned.count,
+        size=scanned.size,
+        progress=scanned.progress,
+        dropped=scanned.dropped,
+    )
+
+
+def _one_a_line(found: Sequence[Hit]) -> list[Hit]:
+    """Where several rules speak on one line, the most specific one is heard."""
+    best: dict[int, Hit] = {}
+    for hit in found:
+        other = best.get(hit.line.position)
+        if other is None or _more_specific(hit, other):
+            best[hit.line.position] = hit
+    return [best[position] for position in sorted(best)]
+
+
+def _more_specific(one: Hit, other: Hit) -> bool:
+    """Of two frames the deeper one decides, when both rules are about the same kind of error."""
+    related = one.rule.name.split("-")[:2] == other.rule.name.split("-")[:2]
+    if related and one.depth is not None and other.depth is not None and one.depth != other.depth:
+        return one.depth < other.depth
+    return one.rule.rank > other.rule.rank
+
+
+def _last(hit: Hit, candidates: Sequence[Hit]) -> int:
+    """Where the same cause was last seen, whichever line said it."""
+    return max(other.last for other in candidates if other.rule.name == hit.rule.name)
+
+
+def _forgiven(hit: Hit, harmless: Sequence[Hit]) -> bool:
+    return any(
+        hit.rule.name in other.rule.hides
+        and (other.rule.rank >= hit.rule.rank or other.line.position == hit.line.position)
+        and abs(other.line.position - hit.line.position) <= 40
+        for other in harmless
+    ) or any(
+        other.line.position == hit.line.position and other.rule.rank >= hit.rule.rank
+        for other in harmless
+    )
+
+
+def _weigh(fatal: Sequence[Hit], scanned: Scanned) -> tuple[list[Hit], list[tuple[Hit, str]]]:
+    """Split candidates into causes, in order, and what followed from them, with the reason."""
+    heaviest = max((hit.rule.weight for hit in fatal), default=0)
+    accepted: list[Hit] = []
+    followed: list[tuple[Hit, str]] = []
+    hidden = {kind for hit in fatal for kind in hit.rule.hides}
+    for hit in fatal:
+        rule = hit.rule
+        same = next((a for a in accepted if a.rule.name == rule.name), None)
+        if same is not None:
+            continue
+        if rule.name in hidden and not all(rule.name in h.rule.hides for h in fatal):
+            followed.append((hit, "it follows from the cause above"))
+        elif rule.weight < min(heaviest, 3):
+            followed.append(
+                (hit, "usually the consequence of another fault, and one is in this log")
+            )
+        elif accepted and _chained(accepted[-1], hit, scanned):
+            followed.append((hit, "raised while the first error was being handled"))
+        elif accepted and (rule.weight < 3 or rule.confidence == "low"):
+            followed.append((hit, "came after the first fatal error"))
+        else:
+            accepted.append(hit)
+    return accepted, followed
+
+
+def _chained(first: Hit, second: Hit, scanned: Scanned) -> bool:
+    """Whether Python says that the second error came of the first."""
+    between = scanned.lines[first.line.position : second.line.position]
+    if len(between) > 400:
+        return False
+    return any(_CHAIN.search(line.text) for line in between if line.source == second.line.source)
+
+
+def _unique(findings: Iterable[Finding]) -> list[Finding]:
+    kept: dict[str, Finding] = {}
+    for finding in findings:
+        kept.setdefault(finding.id, finding)
+    return list(kept.values())
+
+
+def _with_memory(
+    finding: Finding,
+    hit: Hit,
+    scanned: Scanned,
+    advise: Callable[[memory.CudaOom], Sequence[str]],
+) -> Finding:
+    """Add the numbers of a CUDA out of memory, and what helps most against it."""
+    if not finding.kind.startswith("cuda-oom"):
+        return finding
+    window = around(scanned.lines, hit.line.position)
+    oom = memory.read([line.text for line in window.lines[window.at :]], phase=finding.kind)
+    if oom is None:
+        return finding
+    oom = memory.with_model(oom, [line.text for line in window.traceback])
+    text = f"{finding.text} {oom.sentence()}".strip()
+    return replace(
+        finding,
+        text=text,
+        fix=(*advise(oom), *finding.fix),
+        details={**finding.details, **oom.to_json()},
+    )
+
+
+def _suspicious(scanned: Scanned, told: set[int]) -> tuple[Line, ...]:
+    """The lines that most look like the reason, in the log's order; the last ones otherwise."""
+    scored: list[tuple[int, int, Line]] = []
+    texts: set[str] = set()
+    for line in scanned.lines:
+        if not line.hot or line.position in told:
+            continue
+        plain = re.sub(r"\d+", "0", line.text).strip()
+        if plain in texts or not plain:
+            continue
+        score = max((s for s, pattern in _SUSPICIOUS if pattern.search(line.text)), default=0)
+        if score:
+            texts.add(plain)
+            late = 1 if line.number > scanned.progress else 0
+            scored.append((-score - 3 * late, line.position, line))
+    best = sorted(scored, key=lambda item: item[:2])[:_SHOWN]
+    lines = [line for _, _, line in sorted(best, key=lambda item: item[1])]
+    if lines:
+        return tuple(lines)
+    rest = [line for line in [*scanned.lines, *scanned.tail] if line.text.strip()]
+    return tuple(rest[-_SHOWN:])

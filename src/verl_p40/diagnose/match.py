@@ -1,0 +1,254 @@
+"""Find which rules speak, and on which lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+from verl_p40.diagnose.model import Rule, rules
+from verl_p40.diagnose.scan import AFTER, BEFORE, Line, Scanned
+
+_TRACEBACK = "Traceback (most recent call last)"
+_FRAME = re.compile(r'^\s*File ".*", line \d+')
+_NOTEBOOK = re.compile(r"^\s*(?:-+> )?\d{1,5} {2,}\S")
+_HITS = 40
+"""Hits of one rule that are looked at: the first ones, and the last."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A rule that speaks. ``evidence`` are the lines that made it, in the log's order."""
+
+    rule: Rule
+    line: Line
+    groups: dict[str, str]
+    evidence: tuple[Line, ...]
+    last: int
+    """Last line number at which the same was said."""
+    depth: int | None = None
+    """Lines between the error and the frame that decided, where a frame did."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    rule: Rule
+    match: tuple[tuple[str, re.Pattern[str]], ...]
+    near: tuple[re.Pattern[str], ...]
+    frames: tuple[re.Pattern[str], ...]
+    unless: tuple[re.Pattern[str], ...]
+
+
+def literal(pattern: str) -> str:
+    """The longest text that every match of ``pattern`` holds, "" where none is easily told."""
+    best = run = ""
+    depth, index = 0, 0
+    if pattern.startswith("(?i)"):
+        return ""
+    while index < len(pattern):
+        char, step = pattern[index], 1
+        plain = ""
+        if char == "\\" and index + 1 < len(pattern):
+            step = 2
+            plain = "" if pattern[index + 1].isalnum() else pattern[index + 1]
+        elif char == "[":
+            closing = pattern.find("]", index + 2)
+            step = max(1, closing - index + 1)
+        elif char == "(":
+            depth += 1
+        elif char == ")":
+            depth -= 1
+        elif char == "|" and depth == 0:
+            return ""
+        elif char == "{":
+            step = max(1, pattern.find("}", index) - index + 1)
+        elif char not in ".^$*+?":
+            plain = char
+        following = pattern[index + step : index + step + 1]
+        if plain and depth == 0:
+            if following in ("?", "*", "{"):
+                plain = ""
+                best, run = max(best, run, key=len), ""
+            run += plain
+        if not plain or following in ("+",):
+            best, run = max(best, run, key=len), ""
+        index += step
+    best = max(best, run, key=len)
+    return best if len(best) >= 3 else ""
+
+
+def compile_rule(rule: Rule) -> Compiled:
+    def all_of(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
+        return tuple(re.compile(pattern) for pattern in patterns)
+
+    return Compiled(
+        rule=rule,
+        match=tuple((literal(p), re.compile(p)) for p in rule.match),
+        near=all_of(rule.near),
+        frames=all_of(rule.frames),
+        unless=all_of(rule.unless),
+    )
+
+
+@lru_cache(maxsize=1)
+def compiled() -> tuple[Compiled, ...]:
+    return tuple(compile_rule(rule) for rule in rules())
+
+
+@dataclass
+class _Around:
+    """The lines around one line that the same process wrote."""
+
+    lines: list[Line]
+    at: int
+    traceback: list[Line] = field(default_factory=list)
+
+
+def around(lines: Sequence[Line], position: int) -> _Around:
+    """Windows are measured in kept lines of the same source, and never cross a far gap."""
+    here = lines[position]
+    before: list[Line] = []
+    traceback: list[Line] = []
+    inside = True
+    for line in reversed(lines[max(0, position - 6 * BEFORE) : position]):
+        if line.source != here.source:
+            continue
+        if len(before) >= BEFORE:
+            break
+        before.append(line)
+        if inside:
+            traceback.append(line)
+            inside = _TRACEBACK not in line.text
+    after: list[Line] = []
+    for line in lines[position + 1 : position + 1 + 4 * AFTER]:
+        if line.source == here.source:
+            after.append(line)
+            if len(after) >= AFTER:
+                break
+    before.reverse()
+    return _Around([*before, here, *after], len(before), traceback)
+
+
+def _first(pattern: re.Pattern[str], lines: Sequence[Line]) -> tuple[Line, re.Match[str]] | None:
+    for line in lines:
+        match = pattern.search(line.text)
+        if match:
+            return line, match
+    return None
+
+
+def _deepest(
+    patterns: Sequence[re.Pattern[str]], traceback: Sequence[Line]
+) -> tuple[int, Line, re.Match[str]] | None:
+    """The frame nearest to the error that any of ``patterns`` finds."""
+    for depth, line in enumerate(traceback):
+        for pattern in patterns:
+            match = pattern.search(line.text)
+            if match:
+                return depth, line, match
+    return None
+
+
+def _fill(groups: dict[str, str], match: re.Match[str]) -> None:
+    for name, value in match.groupdict().items():
+        if value and name not in groups:
+            groups[name] = value.strip()
+
+
+def _speaks(rule: Compiled, scanned: Scanned, line: Line, text: str) -> Hit | None:
+    found = None
+    for needed, pattern in rule.match:
+        if needed in text:
+            found = pattern.search(text)
+            if found:
+                break
+    if found is None:
+        return None
+    groups: dict[str, str] = {}
+    _fill(groups, found)
+    evidence = [line]
+    depth = None
+    if rule.near or rule.frames or rule.unless:
+        window = around(scanned.lines, line.position)
+        if any(_first(pattern, window.lines) for pattern in rule.unless):
+            return None
+        for pattern in rule.near:
+            near = _first(pattern, window.lines)
+            if near is None:
+                return None
+            evidence.append(near[0])
+            _fill(groups, near[1])
+        if rule.frames:
+            frame = next((f for f in (_first(p, window.traceback) for p in rule.frames) if f), None)
+            if frame is None:
+                return None
+            evidence.append(frame[0])
+            _fill(groups, frame[1])
+    unique = {one.position: one for one in evidence}
+    return Hit(
+        rule=rule.rule,
+        line=line,
+        groups=groups,
+        evidence=tuple(unique[position] for position in sorted(unique)),
+        last=scanned.last_seen.get(line.key, line.number),
+        depth=depth,
+    )
+
+
+def hits(scanned: Scanned) -> list[Hit]:
+    """Every rule that speaks, on every hot line, in the log's order.
+
+    A report pasted from a terminal may be wrapped: where no rule speaks on any line, each is
+    read together with the two that follow.
+    """
+    code = code_lines(scanned.lines)
+    found = list(_hits(scanned, code, lambda position: scanned.lines[position].text))
+    if found:
+        return found
+    for joint in (" ", ""):
+        unwrapped = partial(_unwrapped, scanned.lines, joint)
+        found = list(_hits(scanned, code, unwrapped))
+        if found:
+            return found
+    return []
+
+
+def _unwrapped(lines: Sequence[Line], joint: str, position: int) -> str:
+    return joint.join(line.text.strip() for line in lines[position : position + 3])
+
+
+def _hits(scanned: Scanned, code: set[int], text_of: Callable[[int], str]) -> Iterator[Hit]:
+    times: dict[str, int] = {}
+    for line in scanned.lines:
+        if not line.hot:
+            continue
+        text = text_of(line.position)
+        for rule in compiled():
+            if times.get(rule.rule.id, 0) >= _HITS:
+                continue
+            if line.position in code and not rule.rule.code:
+                continue
+            hit = _speaks(rule, scanned, line, text)
+            if hit:
+                times[rule.rule.id] = times.get(rule.rule.id, 0) + 1
+                yield hit
+
+
+def code_lines(lines: Sequence[Line]) -> set[int]:
+    """Positions of the source lines in tracebacks: ``raise X("...")`` is no error message."""
+    code: set[int] = set()
+    block: dict[str, int | None] = {}
+    for line in lines:
+        indent = len(line.text) - len(line.text.lstrip())
+        inside = block.get(line.source)
+        if _FRAME.match(line.text):
+            block[line.source] = indent + 1
+            continue
+        if inside is not None and indent >= inside and line.text.strip():
+            code.add(line.position)
+            continue
+        block[line.source] = None
+        if _NOTEBOOK.match(line.text):
+            code.add(line.position)
+    return code

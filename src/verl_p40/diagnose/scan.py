@@ -1,0 +1,205 @@
+"""Read a log of any size in one pass and keep the few lines that can tell why a run failed.
+
+A clean training log repeats itself: take the digits away, and one step looks like the next. So a
+line's *template* (lower case, no digits, no bar characters) is looked up in a set, and only words
+never seen before are searched. Lines with a telling word ("hot") are kept with their surroundings.
+Memory is bounded by the number of different lines, not by the size of the log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from verl_p40.diagnose.text import clean, segments
+
+BEFORE, AFTER = 120, 50
+"""Lines kept around a hot one. A traceback through Ray, verl and torch has 60 to 100 lines."""
+_BLOCK = 1 << 20
+_LONGEST = 1 << 20
+"""Bytes after which a line without an end is cut."""
+_KEEP = 40_000
+_TAIL = 12
+_OCCURRENCES = 12
+"""Times that the same template opens a window; later ones only move its last place."""
+_REMEMBER = 200_000
+
+_LOWER = bytes(range(256)).lower()
+_DROP = b"0123456789\x00#" + "█▉▊▋▌▍▎▏".encode() + b"|"
+
+_HOT = re.compile(
+    rb"error|exception|interrupt|fail|fatal|support|traceback|cannot|can't|unable|kill|abort|denied"
+    rb"|refus|invalid|mismatch|xid|nvrm|requir|unavailable|undefined|missing|timeout|timed|assert"
+    rb"|unknown|unexpected|unrecogni|exceed|larger|greater|bigger|too$|warn|exhaust|outof|conflict"
+    rb"|incompatib|inconsisten|illegal|corrupt|crash|panic|died|dead|oom|segv|segm|sigbus|sigabrt|core$|dumped"
+    rb"|duplicate|insufficient|not$|no$|without|none|nan|\binf\b|must|violat|expired|locked|reject"
+    rb"|deprecat|nvml|nvidia-|cuda|libcu|ptx|nvcc|triton|llvm|shm|\bsm_|compute_|capability|harmless"
+    rb"|hint|suggest|overrid|fallback|falling|ignor|skip|disabl|lost|stuck|hang|full\b|limit|quota|struct"
+    rb"|memory|driver|daemon|manifest|space|bus$|resource|dtype|bfloat|bf(?:loat)?16|fp\b|half|least|below"
+    rb"|few|expect|resolve|append|already|slowdown|won.t|wasn.t|cudaget|map::at|_files_and_tokenize|yanked|status|return|exit|signal|cublas|cudnn|nccl|unsat|\bold\b|blas|glibc|gcc"
+)
+"""What makes a word hot. It is run on every distinct word once, so it may be long."""
+
+_PROGRESS = re.compile(
+    rb"\bstep: - |\{'loss': |\{'train_loss'|\bglobal_step[:=] ?,? ?.*loss|avg generation throughput"
+    rb"|application startup complete|uvicorn running on|\bepoch .*\bloss\b.*\blr\b"
+    rb"|training progress: % .*it/s|step/: loss"
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A kept line. ``number`` counts from 1; ``position`` is its place among the kept lines."""
+
+    number: int
+    text: str
+    source: str
+    hot: bool
+    key: int
+    position: int = 0
+
+
+@dataclass
+class Scanned:
+    """What one pass kept.
+
+    ``progress`` is the number of the last line that shows training go on, 0 without one;
+    ``last_seen`` the last line number of a template, by the ``key`` of its lines.
+    """
+
+    lines: list[Line] = field(default_factory=list)
+    tail: list[Line] = field(default_factory=list)
+    last_seen: dict[int, int] = field(default_factory=dict)
+    progress: int = 0
+    count: int = 0
+    size: int = 0
+    dropped: int = 0
+
+
+def blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Join chunks and cut them at line ends. The flag says that the block ends a line."""
+    rest = b""
+    for chunk in chunks:
+        if not chunk:
+            continue
+        data = rest + chunk if rest else chunk
+        cut = data.rfind(b"\n")
+        if cut >= 0:
+            yield data[:cut], True
+            rest = data[cut + 1 :]
+        else:
+            rest = data
+        if len(rest) > _LONGEST:
+            yield rest, False
+            rest = b""
+    if rest:
+        yield rest, True
+
+
+class _Memory:
+    """Which templates and words have been seen, and what they were."""
+
+    def __init__(self) -> None:
+        self.cold: set[bytes] = set()
+        self.hot: dict[bytes, int] = {}
+        self.progress: set[bytes] = set()
+        self._words: set[bytes] = set()
+        self._hot_words: set[bytes] = set()
+        self.times: dict[int, int] = {}
+
+    def learn(self, new: set[bytes]) -> None:
+        if len(self.cold) > _REMEMBER:
+            self.cold.clear()
+        if len(self._words) > _REMEMBER:
+            self._words.clear()
+        words = set(b" ".join(new).split()) - self._words
+        fresh = {word for word in words if _HOT.search(word)}
+        self._hot_words |= fresh
+        self._words |= words
+        for template in new:
+            if _PROGRESS.search(template):
+                self.progress.add(template)
+            elif not self._hot_words.isdisjoint(template.split()):
+                self.hot[template] = len(self.hot) + 1
+                continue
+            self.cold.add(template)
+
+
+def scan(chunks: Iterable[bytes]) -> Scanned:
+    """Read the whole of ``chunks`` (any sizes) once."""
+    found = Scanned()
+    memory = _Memory()
+    previous: deque[tuple[int, bytes]] = deque(maxlen=BEFORE)
+    after = 0
+    kept_to = 0
+    for block, _ended in blocks(chunks):
+        found.size += len(block) + 1
+        templates = block.translate(_LOWER, _DROP).split(b"\n")
+        first = found.count + 1
+        found.count += len(templates)
+        new = set(templates).difference(memory.cold, memory.hot)
+        if new:
+            memory.learn(new)
+        if not memory.progress.isdisjoint(templates):
+            for index in range(len(templates) - 1, -1, -1):
+                if templates[index] in memory.progress:
+                    found.progress = first + index
+                    break
+        if after <= 0 and memory.hot.keys().isdisjoint(templates):
+            _remember(previous, block, first, len(templates))
+            continue
+        raw = block.split(b"\n")
+        for index, template in enumerate(templates):
+            number = first + index
+            key = memory.hot.get(template, 0)
+            hot = False
+            if key:
+                found.last_seen[key] = number
+                times = memory.times.get(key, 0) + 1
+                memory.times[key] = times
+                hot = times <= _OCCURRENCES
+            if hot:
+                for earlier, data in previous:
+                    if earlier > kept_to:
+                        _keep(found, earlier, data, hot=False, key=0)
+                previous.clear()
+                _keep(found, number, raw[index], hot=True, key=key)
+                kept_to, after = number, AFTER
+            elif after > 0:
+                after -= 1
+                _keep(found, number, raw[index], hot=False, key=key)
+                kept_to = number
+            else:
+                previous.append((number, raw[index]))
+    for number, data in list(previous)[-_TAIL:]:
+        found.tail.extend(_lines(number, data, hot=False, key=0))
+    return found
+
+
+def _remember(previous: deque[tuple[int, bytes]], block: bytes, first: int, count: int) -> None:
+    """The last lines of a block that had nothing, without splitting the whole of it."""
+    last = block.rsplit(b"\n", BEFORE)
+    if len(last) > BEFORE:
+        last = last[1:]
+    start = first + count - len(last)
+    previous.extend((start + offset, data) for offset, data in enumerate(last))
+
+
+def _keep(found: Scanned, number: int, data: bytes, *, hot: bool, key: int) -> None:
+    if len(found.lines) >= _KEEP:
+        found.dropped += 1
+        return
+    for line in _lines(number, data, hot=hot, key=key, position=len(found.lines)):
+        found.lines.append(line)
+
+
+def _lines(number: int, data: bytes, *, hot: bool, key: int, position: int = 0) -> Iterator[Line]:
+    parts = segments(data[: 1 << 17])
+    if len(parts) > 1:
+        telling = [part for part in parts[:-1] if _HOT.search(part.lower().encode())]
+        parts = [*telling[:20], parts[-1]]
+    for offset, part in enumerate(parts):
+        cleaned = clean(part)
+        yield Line(number, cleaned.text, cleaned.source, hot, key, position + offset)

@@ -1,0 +1,73 @@
+"""A log line as its program wrote it: without colours, bars, and what others put in front."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+WIDTH = 4000
+"""Characters of a line that are looked at; tracebacks with a tensor in them are longer."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
+_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+_PREFIXES = (
+    # docker compose: `train-1  | `
+    re.compile(r"^(?P<source>[A-Za-z0-9][\w.-]*?-\d+)\s*\| ?"),
+    re.compile(r"^(?P<source>[A-Za-z0-9][\w.-]*)\s{1,40}\| "),
+    # docker logs -t, kubectl --timestamps, CI
+    re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? "),
+    # Ray, vLLM V1: `(WorkerDict pid=20514, ip=192.0.2.2) `, `(EngineCore_0 pid=77) `
+    re.compile(r"^\((?P<source>[\w.:<>() -]+? (?:rank=\d+ )?pid=\d+(?:, ip=[\d.a-fA-F:]+)?)\)\s?"),
+    # torchrun, mpirun, srun: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`, `0: `
+    re.compile(r"^\[(?P<source>rank ?\d+|default\d+|\d+,\d+)\](?:<\w+>)?: ?"),
+    re.compile(r"^(?P<source>\d{1,4}): (?= |\S*Error|Traceback|\[)"),
+    # vLLM and other loggers: `ERROR 06-06 14:09:57 [worker_base.py:148] `
+    re.compile(
+        r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? "
+        r"(?:\[?[\w./-]+:\d+\]?) ?"
+    ),
+    # Inductor and glog style: `E0912 11:54:57.366000 1121181 torch/_inductor/x.py:2100] [7/0] `
+    re.compile(r"^[DIWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] (?:\[[\d/]+\] )?"),
+    # buildkit: `#12 34.56 `
+    re.compile(r"^#\d+ \d+\.\d+ "),
+)
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """``text`` is the message; ``source`` names the process that wrote it, "" when unknown."""
+
+    text: str
+    source: str
+
+
+def clean(line: str) -> Cleaned:
+    """Take from ``line`` colours, control characters and the prefixes of Ray, compose and loggers.
+
+    Indentation is kept: it tells a traceback's frames from its error.
+    """
+    text = _CONTROL.sub("", _ANSI.sub("", line)).rstrip()
+    source = ""
+    for _ in range(6):
+        for pattern in _PREFIXES:
+            match = pattern.match(text)
+            if match is None:
+                continue
+            named = match.groupdict().get("source")
+            if named:
+                source = f"{source} {named}".strip()
+            text = text[match.end() :]
+            break
+        else:
+            break
+    return Cleaned(_REPEATED.sub("", text)[:WIDTH], source)
+
+
+def segments(raw: bytes) -> list[str]:
+    """The parts of a line that a terminal would have drawn over each other, oldest first."""
+    text = raw.decode("utf-8", "replace")
+    if "\r" not in text:
+        return [text]
+    return [part for part in text.split("\r") if part.strip()] or [""]

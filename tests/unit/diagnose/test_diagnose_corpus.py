@@ -1,0 +1,50 @@
+"""Real public reports: the right root cause, and never a wrong one with confidence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_p40.diagnose import diagnose_lines
+
+FOLDER = Path(__file__).parent / "corpus"
+REPORTS = [
+    json.loads(line)
+    for file in sorted(FOLDER.glob("*.jsonl"))
+    for line in file.read_text(encoding="utf-8").splitlines()
+]
+NOTHING_IN_IT = {"E076"}
+"""The excerpt ends before the error: only the reporter's own words name a cause."""
+SYMPTOM = {"vllm-v1-engine-start", "sigkill-suspected", "pip-build-failed"}
+"""Kinds that the corpus itself calls a pure symptom: no cause may be claimed."""
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda r: f"{r['id']}-{r['kind']}")
+def test_corpus(report: dict[str, Any]) -> None:
+    diagnosis = diagnose_lines(report["log"].splitlines())
+    kinds = [cause.kind for cause in diagnosis.causes]
+    if report["id"] in NOTHING_IN_IT:
+        assert kinds == []
+    elif report["kind"] == "nothing":
+        assert kinds == []
+        assert diagnosis.suspicious
+    elif report["harmless"]:
+        assert kinds == []
+        assert diagnosis.harmless
+    elif report["kind"] in SYMPTOM:
+        assert kinds == []
+        assert report["kind"] in {finding.kind for finding in diagnosis.symptoms}
+    else:
+        assert report["kind"] in kinds
+        wrong = [c for c in diagnosis.causes if c.kind != report["kind"] and c.confidence == "high"]
+        allowed = set(report.get("also", ())) | ({"bf16-unsupported"} if len(kinds) > 1 else set())
+        assert {cause.kind for cause in wrong} <= allowed
+
+
+def test_corpus_both_faults_of_one_log_are_told_in_order() -> None:
+    (report,) = [report for report in REPORTS if report["id"] == "E003"]
+    kinds = [cause.kind for cause in diagnose_lines(report["log"].splitlines()).causes]
+    assert kinds == ["bf16-unsupported", "vllm-cc-below-minimum"]

@@ -28,6 +28,9 @@ _EXAMPLES = """examples:
 exit codes: 0 all within the bound; 1 some are not; others as in docs/exit-codes.md
 """
 
+_WIDTH = 130
+"""Columns of a table in a pipe or file."""
+
 Say = Callable[[str], None]
 
 
@@ -149,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
         if error.fix:
             errors.print(f"  [bold]fix:[/] {escape(error.fix)}")
         return error.exit_code
-    out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     if report is None:
         out.print(f"{escape(str(args.folder / MANIFEST))} and its PTX: carry the folder to a GPU")
         return ExitCode.OK

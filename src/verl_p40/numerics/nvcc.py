@@ -28,6 +28,14 @@ class Nvcc:
 
     chain: Toolchain
 
+    @property
+    def version(self) -> str:
+        """As nvcc says it: ``11.8.89``."""
+        program = self.chain.cuda_home / "bin" / "nvcc"
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+        found = re.search(r"release [\d.]+, V([\d.]+)", said.stdout)
+        return found[1] if found else self.chain.cuda
+
     def ptx(self, source: Path, output: Path, include: Sequence[Path], csrc: Path) -> None:
         """Compile to PTX with the flags of vLLM's build.
 

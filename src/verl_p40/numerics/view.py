@@ -20,20 +20,22 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         kernel["failed"] += not row["ok"]
         if _badness(row) > _badness(kernel):
             kernel.update(error=row["error"], case=row["case"])
+        if _badness(row, "vector") > _badness(kernel, "vector"):
+            kernel["vector"] = row["vector"]
         kernel["shared"] = max(kernel["shared"], row["shared"])
     return list(found.values())
 
 
-def _badness(row: Mapping[str, Any]) -> tuple[bool, float]:
+def _badness(row: Mapping[str, Any], key: str = "error") -> tuple[bool, float]:
     """NaN is worse than any number, and compares with none."""
-    error = float(row["error"])
+    error = float(row[key])
     return math.isnan(error), 0.0 if math.isnan(error) else error
 
 
-def _error(row: Mapping[str, Any]) -> str:
-    if row["bound"] == 0 and row["error"] == 0:
+def _error(row: Mapping[str, Any], key: str = "error") -> str:
+    if row["bound"] == 0 and row[key] == 0:
         return "exact"
-    return f"{row['error']:.1e}"
+    return f"{row[key]:.1e}"
 
 
 def show(out: Console, report: Mapping[str, Any], every: bool) -> None:
@@ -44,6 +46,7 @@ def show(out: Console, report: Mapping[str, Any], every: bool) -> None:
         table.add_column("cases", justify="right")
     table.add_column("case" if every else "worst case", overflow="fold")
     table.add_column("relative error", justify="right", no_wrap=True)
+    table.add_column("worst vector", justify="right", no_wrap=True)
     table.add_column("shared bytes", justify="right", no_wrap=True)
     rows = report["rows"]
     for row in rows if every else summary(rows):
@@ -51,7 +54,8 @@ def show(out: Console, report: Mapping[str, Any], every: bool) -> None:
         style = "bold red" if failed else "green"
         cells = [escape(row["kernel"])]
         cells += [] if every else [str(row["cases"])]
-        cells += [escape(row["case"]), f"[{style}]{_error(row)}[/]", f"{row['shared']:,}"]
+        cells += [escape(row["case"]), f"[{style}]{_error(row)}[/]", _error(row, "vector")]
+        cells.append(f"{row['shared']:,}")
         table.add_row(*cells)
     out.print(table)
     failed = sum(not row["ok"] for row in rows)

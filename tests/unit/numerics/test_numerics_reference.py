@@ -67,19 +67,28 @@ def test_rotation_is_a_product_of_complex_numbers(neox: bool) -> None:
     assert torch.equal(found[..., 4:], x.double()[..., 4:])
 
 
-def test_the_error_is_of_the_worst_vector_and_nan_does_not_pass() -> None:
+def test_errors_are_of_the_worst_sequence_and_vector_and_nan_does_not_pass() -> None:
     import torch
 
-    from verl_p40.numerics.compare import Row, relative
+    from verl_p40.numerics.compare import BOUND, VECTOR, Row, measure
 
-    wanted = torch.tensor([[100.0, 1.0], [1.0, 0.5]], dtype=torch.float64)
+    wanted = torch.tensor([[300.0, 400.0], [3.0, 4.0], [4.0, 3.0]], dtype=torch.float64)
     found = wanted.clone()
-    found[0, 1] += 1e-3
-    found[1, 1] += 1e-4
-    assert relative(found, wanted) == pytest.approx(1e-4, rel=1e-9)
-    found[0, 0] = float("nan")
-    error = relative(found, wanted)
-    assert math.isnan(error)
-    assert not Row("one", "", error, 1e-5, 0).ok
-    assert Row("one", "", 0.0, 0.0, 49_152).ok
-    assert not Row("one", "", 0.0, 0.0, 49_153).ok
+    found[1, 1] += 1e-3
+    errors = measure((found, wanted))
+    assert errors.norm == pytest.approx(1e-3 / float(wanted.norm()), rel=1e-9)
+    assert errors.vector == pytest.approx(1e-3 / 4, rel=1e-9)
+    # A large sequence beside it does not make it look better.
+    assert measure((found, wanted), parts=[1, 2]).norm == pytest.approx(1e-3 / 50**0.5, rel=1e-9)
+    for row, column in ((0, 0), (2, 1)):
+        broken = wanted.clone()
+        broken[row, column] = float("nan")
+        for pairs in ([(broken, wanted), (wanted, wanted)], [(wanted, wanted), (broken, wanted)]):
+            errors = measure(*pairs, parts=[1, 2])
+            assert math.isnan(errors.norm) and math.isnan(errors.vector)
+            assert not Row("one", "", errors.norm, 0.0, BOUND, 0).ok
+            assert not Row("one", "", 0.0, errors.vector, BOUND, 0).ok
+    assert Row("one", "", 0.0, 0.0, 0.0, 49_152).ok
+    assert not Row("one", "", 0.0, 0.0, 0.0, 49_153).ok
+    assert not Row("one", "", 0.0, 1e-20, 0.0, 0).ok
+    assert not Row("one", "", 0.0, 1.1 * VECTOR * BOUND, BOUND, 0).ok

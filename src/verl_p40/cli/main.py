@@ -25,6 +25,7 @@ app = typer.Typer(
 GROUPS = (
     "train",
     "plan",
+    "plan",
     "diagnose",
     "monitor",
     "health",

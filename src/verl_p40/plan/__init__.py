@@ -1,0 +1,1 @@
+"""How much memory a run will need, phase by phase, before it is started."""

@@ -25,7 +25,6 @@ app = typer.Typer(
 GROUPS = (
     "train",
     "plan",
-    "plan",
     "diagnose",
     "monitor",
     "health",

@@ -14,9 +14,17 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cu118
 ARG VERSION=0.1.0
 ARG VERL_VERSION=0.4.1
 ARG TORCH_VERSION=2.6.0
-ARG PATCHES_DIGEST=77ba83d72014fb63132a5b65eda90038e39a5eaf91d04a11aa33accd5814c09c
+ARG PATCHES_DIGEST=c4ea6ec6b050ee9acfb9dc9b46107b7b9c0106b30852656d559697a531fa9788
 # The commit that is built.
 ARG REVISION=""
+# 1: vLLM, compiled for VLLM_ARCH, is in the image. 0: it is not; rollout.name=hf needs none. Empty:
+# the flavor decides, 1 for cu118 and 0 for cpu.
+ARG VLLM=""
+ARG VLLM_ARCH=6.1
+# What compiles it: the CUDA 11.8 toolkit and g++ 11, which Ubuntu 22.04 has as g++. The digest is
+# the one that public lock files name for the tag (docs/vllm.md).
+ARG VLLM_BASE_IMAGE=nvidia/cuda:11.8.0-devel-ubuntu22.04@sha256:94fd755736cb58979173d491504f0b573247b1745250249415b07fefc738e41f
+ARG VLLM_BUILD_PACKAGES="g++-11"
 
 # --- base: what both targets start from ----------------------------------------------------
 # hadolint ignore=DL3006
@@ -59,20 +67,98 @@ RUN --mount=type=secret,id=ca \
 
 FROM builder AS stack-lock
 ARG FLAVOR
-COPY locks/train-${FLAVOR}.txt /build/locks/
+COPY locks/train-${FLAVOR}.txt locks/train-cpu.txt /build/locks/
 
 # --- stack: torch, ray and the rest, by hash; everything of the lock but verl ---------------
-# Most of the image. The layer changes with the lock alone, so an edit of a patch or of our code
+# Most of the image. TRITON is another version than the lock's: 3.2.0, for vLLM's prefix caching
+# (docs/vllm.md). The layer changes with the lock alone, so an edit of a patch or of our code
 # neither builds nor pulls it again. The builder is mounted, not a parent: nothing of it stays.
 FROM base AS stack
 ARG FLAVOR
 ARG PYPI_INDEX=""
 ARG TORCH_INDEX
+ARG TRITON=""
 RUN --mount=type=bind,from=stack-lock,target=/builder \
     --mount=type=secret,id=ca --mount=type=cache,target=/var/cache/uv \
     python3 /builder/build/scripts/image_build.py install /opt/verl-p40 \
       train-${FLAVOR}.txt --without uv verl \
+ && python3 /builder/build/scripts/image_build.py triton /opt/verl-p40 "${TRITON}" \
  && python3 /builder/build/scripts/image_build.py slim /opt/verl-p40/lib/python3.*/site-packages
+
+# --- vllm-wheel: vLLM, by hash, patched, compiled --------------------------------------------
+# Half an hour on two cores, so it depends on nothing but what goes into it. Killed, it goes on
+# from the cache mount. `docker build --target vllm-dist --output dist .` gives the wheel alone.
+# hadolint ignore=DL3006
+FROM ${VLLM_BASE_IMAGE} AS vllm-builder
+SHELL ["/bin/bash", "-eo", "pipefail", "-c"]
+ARG VLLM_BUILD_PACKAGES
+# hadolint ignore=DL3008,SC2086
+RUN export DEBIAN_FRONTEND=noninteractive \
+ && apt-get update -qq \
+ && apt-get install -qq --no-install-recommends ca-certificates ccache python3 python3-dev \
+      ${VLLM_BUILD_PACKAGES} >/dev/null \
+ && rm -rf /var/lib/apt/lists/*
+ARG PYPI_INDEX=""
+ENV PYPI_INDEX=${PYPI_INDEX}
+COPY scripts/bootstrap.py scripts/image_build.py /build/scripts/
+COPY locks/bootstrap.txt /build/locks/
+RUN --mount=type=secret,id=ca \
+    python3 /build/scripts/image_build.py uv /usr/local/bin/uv
+ARG FLAVOR
+ARG TORCH_INDEX
+COPY locks/train-${FLAVOR}.txt locks/tool.txt /build/locks/
+# torch and what it loads, with the headers that the image goes without.
+RUN --mount=type=secret,id=ca --mount=type=cache,target=/var/cache/uv \
+    python3 /build/scripts/image_build.py install /opt/torch train-${FLAVOR}.txt --only torch \
+      'nvidia-*' filelock fsspec jinja2 markupsafe mpmath networkx numpy setuptools sympy \
+      typing-extensions \
+ && python3 /build/scripts/image_build.py install /opt/tool tool.txt
+
+FROM vllm-builder AS vllm-wheel
+COPY scripts/vllm_wheel.py /build/scripts/
+COPY locks/vllm-build.txt /build/locks/
+COPY patches/vllm /build/patches/vllm
+COPY src/verl_p40/__init__.py src/verl_p40/errors.py /build/src/verl_p40/
+COPY src/verl_p40/hardware /build/src/verl_p40/hardware
+COPY src/verl_p40/kernels /build/src/verl_p40/kernels
+COPY src/verl_p40/patches /build/src/verl_p40/patches
+COPY src/verl_p40/stack /build/src/verl_p40/stack
+COPY src/verl_p40/wheel /build/src/verl_p40/wheel
+ARG VLLM_ARCH
+RUN --mount=type=secret,id=ca \
+    --mount=type=cache,target=/var/cache/ccache \
+    --mount=type=cache,target=/var/cache/vllm,sharing=locked \
+    --mount=type=cache,target=/cache/verl-p40 \
+    CCACHE_DIR=/var/cache/ccache VERL_P40_HOME=/cache/verl-p40 \
+    python3 /build/scripts/image_build.py run /opt/tool/bin/python /build/scripts/vllm_wheel.py \
+      /opt/torch/bin/python /var/cache/vllm /dist "${VLLM_ARCH}"
+
+FROM scratch AS vllm-dist
+COPY --from=vllm-wheel /dist/ /
+
+FROM stack-lock AS vllm-lock
+ARG FLAVOR
+COPY locks/vllm-${FLAVOR}.txt /build/locks/
+
+FROM stack AS runtime-0
+FROM runtime-0 AS runtime-cpu
+
+FROM stack AS runtime-1
+ARG FLAVOR
+ARG PYPI_INDEX=""
+RUN --mount=type=bind,from=vllm-lock,target=/builder \
+    --mount=type=secret,id=ca --mount=type=cache,target=/var/cache/uv \
+    python3 /builder/build/scripts/image_build.py install /opt/verl-p40 vllm-${FLAVOR}.txt
+RUN --mount=type=bind,from=builder,target=/builder \
+    --mount=type=bind,from=vllm-wheel,source=/dist,target=/dist \
+    /builder/usr/local/bin/uv pip install --quiet --offline --no-deps --no-cache \
+      --link-mode copy --compile-bytecode --python /opt/verl-p40/bin/python /dist/vllm-*.whl \
+ && rm -f /opt/verl-p40/.lock
+
+FROM runtime-1 AS runtime-cu118
+
+# hadolint ignore=DL3006
+FROM runtime-${VLLM:-${FLAVOR}} AS runtime
 
 # --- light: the command without torch, and the wheel of our package ------------------------
 FROM builder AS light
@@ -87,7 +173,7 @@ RUN uv build --quiet --offline --no-cache --wheel --no-build-isolation --python 
       --out-dir /dist /src
 
 # --- patched: verl, by hash, with our queue; verified and audited ---------------------------
-FROM stack AS patched
+FROM runtime AS patched
 ARG FLAVOR
 ARG PYPI_INDEX=""
 ENV PATH=$PATH:/builder/usr/local/bin
@@ -153,7 +239,7 @@ USER 1000:0
 CMD ["service", "monitor"]
 
 # --- train ---------------------------------------------------------------------------------
-FROM stack AS train
+FROM runtime AS train
 # Triton compiles a launcher in C for each kernel that it starts on a GPU.
 ARG RUNTIME_PACKAGES="gcc libc6-dev python3-dev"
 # hadolint ignore=DL3008,SC2086

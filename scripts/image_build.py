@@ -3,6 +3,8 @@
     uv DESTINATION              get the pinned uv, by hash
     install PREFIX LOCK [--only NAME ... | --without NAME ...]
                                 make an environment at PREFIX and install a hashed lock into it
+                                (--only takes patterns: 'nvidia-*')
+    triton PREFIX VERSION       install another Triton than the lock's, by hash; empty: the lock's
     slim SITE_PACKAGES          remove what no run needs
     run COMMAND ...             run a command that uses the network
 
@@ -13,6 +15,7 @@ indexes as PYPI_INDEX and TORCH_INDEX; nothing of them stays in a layer.
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import os
 import shutil
 import subprocess
@@ -70,12 +73,14 @@ def install(prefix: Path, lock: str, only: list[str], without: list[str]) -> Non
     common = ["pip", "install", "--python", str(prefix / "bin" / "python"), "--require-hashes"]
     common += ["--no-deps", "--no-build-isolation"]
     names = bootstrap.lock_names(lock)
-    unknown = {*only, *without} - names
+    matching = {pattern: fnmatch.filter(names, pattern) for pattern in {*only, *without}}
+    unknown = [pattern for pattern, found in matching.items() if not found]
     if unknown:
         raise bootstrap.BootstrapError(
             f"{lock} has no {', '.join(sorted(unknown))}", "correct --only or --without"
         )
-    wanted = set(only) or names - set(without)
+    chosen_names = {name for found in matching.values() for name in found}
+    wanted = chosen_names if only else names - chosen_names
     # Local versions (2.6.0+cu118) are on the PyTorch index alone, which is asked for nothing else.
     local = {n for n, lines in bootstrap.lock_blocks(lock) if "+" in lines.split(";")[0]}
     groups = [
@@ -92,6 +97,21 @@ def install(prefix: Path, lock: str, only: list[str], without: list[str]) -> Non
                 uv(*common, *options, "-r", str(part))
     # uv's, and anybody could write to it.
     (prefix / ".lock").unlink(missing_ok=True)
+
+
+def triton(prefix: Path, version: str) -> None:
+    """torch's own Triton is in the CPU lock; the cu118 lock overrides it."""
+    lock = "train-cpu.txt"
+    if not version:
+        return
+    (there,) = (text for name, text in bootstrap.lock_blocks(lock) if name == "triton")
+    locked = there.split("==")[1].split()[0].rstrip(";")
+    if version != locked:
+        raise bootstrap.BootstrapError(
+            f"TRITON={version}: the locks have the pinned one and {locked}",
+            f"--build-arg TRITON={locked}, or leave it out",
+        )
+    install(prefix, lock, ["triton"], [])
 
 
 def slim(site_packages: Path) -> None:
@@ -127,6 +147,9 @@ def main() -> None:
     into.add_argument("lock", help="name of a file in locks/")
     into.add_argument("--only", nargs="*", default=[])
     into.add_argument("--without", nargs="*", default=[])
+    other = steps.add_parser("triton")
+    other.add_argument("prefix", type=Path)
+    other.add_argument("version", help="empty leaves the lock's")
     steps.add_parser("run").add_argument("command", nargs=argparse.REMAINDER)
     steps.add_parser("slim").add_argument("site_packages", type=Path)
     args = parser.parse_args()
@@ -136,6 +159,8 @@ def main() -> None:
         shutil.copy2(bootstrap.get_uv(), args.destination)
     elif args.step == "install":
         install(args.prefix, args.lock, args.only, args.without)
+    elif args.step == "triton":
+        triton(args.prefix, args.version)
     elif args.step == "run":
         subprocess.run(args.command, check=True)
     else:

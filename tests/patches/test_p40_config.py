@@ -116,17 +116,9 @@ def vllm_asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return asked
 
 
-@pytest.mark.parametrize("setting", [None, True, False])
-def test_prefix_caching_from_the_config(
-    worker_config: Any, vllm_asked: dict[str, Any], setting: bool | None
-) -> None:
+def ask_for_a_rollout(config: Any) -> None:
+    """Make verl's synchronous rollout, as far as what it asks vLLM for."""
     from transformers import AutoConfig
-
-    overrides = (
-        [] if setting is None else [f"actor_rollout_ref.rollout.enable_prefix_caching={setting}"]
-    )
-    config = worker_config("actor_rollout_ref.rollout.name=vllm", *overrides)
-
     from verl.workers.fsdp_workers import CriticWorker
 
     CriticWorker(config.critic)  # starts the process group that the rollout asks about
@@ -140,6 +132,18 @@ def test_prefix_caching_from_the_config(
             tokenizer=None,
             model_hf_config=AutoConfig.from_pretrained(config.actor_rollout_ref.model.path),
         )
+
+
+@pytest.mark.parametrize("setting", [None, True, False])
+def test_prefix_caching_from_the_config(
+    worker_config: Any, vllm_asked: dict[str, Any], setting: bool | None
+) -> None:
+    overrides = (
+        [] if setting is None else [f"actor_rollout_ref.rollout.enable_prefix_caching={setting}"]
+    )
+    config = worker_config("actor_rollout_ref.rollout.name=vllm", *overrides)
+
+    ask_for_a_rollout(config)
     assert vllm_asked.pop("enable_prefix_caching") is bool(setting)
     assert vllm_asked.pop("dtype") == "float32"
 
@@ -152,3 +156,18 @@ def test_prefix_caching_from_the_config(
         asyncio.run(server.init_engine())
     assert vllm_asked["enable_prefix_caching"] is bool(setting)
     assert vllm_asked["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_cuda_graphs_by_one_setting(
+    worker_config: Any, vllm_asked: dict[str, Any], eager: bool
+) -> None:
+    """free_cache_engine stays at its default, which frees nothing with this vLLM."""
+    config = worker_config(
+        "actor_rollout_ref.rollout.name=vllm", f"actor_rollout_ref.rollout.enforce_eager={eager}"
+    )
+    assert config.actor_rollout_ref.rollout.free_cache_engine
+
+    ask_for_a_rollout(config)
+    assert vllm_asked["enforce_eager"] is eager
+    assert vllm_asked["enable_sleep_mode"] is True

@@ -121,6 +121,31 @@ def build(
             show_default=False,
         ),
     ] = None,
+    vllm: Annotated[
+        bool | None,
+        typer.Option(
+            "--vllm/--no-vllm",
+            help="With vLLM, compiled for a P40 (half an hour on two cores, once). Default: with "
+            "it for cu118.",
+            show_default=False,
+        ),
+    ] = None,
+    vllm_base_image: Annotated[
+        str,
+        typer.Option(
+            metavar="IMAGE",
+            envvar="VERL_P40_VLLM_BASE_IMAGE",
+            help="Compile vLLM in this one: the CUDA 11.8 toolkit.",
+        ),
+    ] = "",
+    triton: Annotated[
+        str,
+        typer.Option(
+            metavar="VERSION",
+            envvar="VERL_P40_TRITON",
+            help="3.2.0, which vLLM's prefix caching needs, instead of the lock's.",
+        ),
+    ] = "",
     ca: Annotated[
         Path | None,
         typer.Option(
@@ -168,6 +193,9 @@ def build(
             torch_index=torch_index,
             hf_endpoint=hf_endpoint,
             runtime_packages=runtime_packages,
+            vllm=vllm,
+            vllm_base_image=vllm_base_image,
+            triton=triton,
             ca=ca,
             build_args=build_arg or (),
             network=network,

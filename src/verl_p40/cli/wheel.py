@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -74,6 +75,8 @@ def wheel(
         out=out,
         work=(work or building.default_work()).absolute(),
     )
+    # A SIGTERM ends the compilers too, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _Steps(stderr_console()) as steps:
         built = building.build(request, on_stage=steps.stage, on_step=steps.step)
     if as_json:

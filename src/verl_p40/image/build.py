@@ -60,6 +60,10 @@ class Request:
     hf_endpoint: str = ""
     runtime_packages: str | None = None
     """None leaves the Dockerfile's; empty installs none."""
+    vllm: bool | None = None
+    """Whether vLLM is in it; None leaves it to the flavor."""
+    vllm_base_image: str = ""
+    triton: str = ""
     ca: Path | None = None
     build_args: Sequence[str] = ()
     """``NAME=value``, or ``NAME`` to take the environment's (a proxy)."""
@@ -207,6 +211,9 @@ def _arguments(request: Request, context: Path) -> dict[str, str]:
         "PYPI_INDEX": request.pypi_index,
         "TORCH_INDEX": request.torch_index,
         "HF_ENDPOINT": request.hf_endpoint,
+        "VLLM": "" if request.vllm is None else str(int(request.vllm)),
+        "VLLM_BASE_IMAGE": request.vllm_base_image,
+        "TRITON": request.triton,
     }
     found = {name: value for name, value in given.items() if value}
     if request.runtime_packages is not None:

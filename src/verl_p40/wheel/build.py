@@ -6,10 +6,12 @@ by file. The wheel gets its own name when it is complete and has been looked int
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -38,10 +40,10 @@ _ARCHS = re.compile(r"\d+\.\d(;\d+\.\d)*")
 
 _ASK_TORCH = """
 import json, os, torch
+header = "include/torch/csrc/api/include/torch/all.h"
 print(json.dumps({
     "version": torch.__version__,
-    "cuda": torch.version.cuda,
-    "headers": os.path.isfile(os.path.join(os.path.dirname(torch.__file__), "include/torch/all.h")),
+    "headers": os.path.isfile(os.path.join(os.path.dirname(torch.__file__), header)),
 }))
 """
 
@@ -296,6 +298,7 @@ def _run(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,
         )
         assert process.stdout is not None
         try:
@@ -306,8 +309,9 @@ def _run(
                     on_step(int(step[1]), int(step[2]), _what(step[3]))
             code = process.wait()
         finally:
-            if process.poll() is None:  # Ctrl-C: the compilers have had it too
-                process.terminate()
+            if process.poll() is None:  # interrupted: the compilers end with it
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
                 process.wait()
     if code:
         raise MachineError(f"the build failed: {_reason(log)}", fix=f"the whole log is {log}")

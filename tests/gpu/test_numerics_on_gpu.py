@@ -23,13 +23,17 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("VERL_P40_NUMERICS", ROOT / ".gpu" / "numerics"))
 
 
-@pytest.fixture(scope="module")
-def report() -> dict[str, Any]:
+@pytest.fixture(scope="module", autouse=True)
+def gpu_and_ptx() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     if not (FOLDER / MANIFEST).is_file():
         pytest.skip("no PTX: python scripts/numerics.py build .gpu/numerics, where nvcc is")
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "verl_p40.numerics", "run", str(FOLDER), "--json", "--seed", "7"],
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}"},
@@ -64,3 +68,33 @@ def test_what_ran_was_made_from_ptx_for_a_p40(report: dict[str, Any]) -> None:
 
 def test_no_launch_has_more_shared_memory_than_a_pascal_block(report: dict[str, Any]) -> None:
     assert max(row["shared"] for row in report["rows"]) <= 49_152
+
+
+def test_a_kernel_that_is_a_little_wrong_does_not_pass() -> None:
+    """The softmax's scale a thousandth off; a lookup in the wrong row of the block table."""
+    from verl_p40.numerics import compare
+    from verl_p40.numerics.device import opened
+
+    with opened(FOLDER) as device:
+        right = device.launch
+        cases_of_both = [case for case in cases.DECODE if case.name in ("short", "middle")]
+
+        def scaled(kernel: str, launch: Any, *values: Any) -> int:
+            off = [v * 1.001 if isinstance(v, float) else v for v in values]
+            return right(kernel, launch, *off)
+
+        def shifted(kernel: str, launch: Any, *values: Any) -> int:
+            import torch
+
+            off = [
+                v.roll(1, 0) if isinstance(v, torch.Tensor) and v.dtype == torch.int32 else v
+                for v in values
+            ]
+            return right(kernel, launch, *off)
+
+        for wrong in (scaled, shifted):
+            for case in (cases_of_both[0], cases_of_both[-1]):
+                assert compare.decode(device, case).ok
+                device.launch = wrong  # type: ignore[method-assign]
+                assert not compare.decode(device, case).ok
+                device.launch = right  # type: ignore[method-assign]

@@ -133,20 +133,30 @@ def read_result(file: Path) -> dict[str, Any]:
     return document
 
 
-def work(args: argparse.Namespace, say: Say) -> dict[str, Any] | None:
+def work(args: argparse.Namespace, errors: Console) -> dict[str, Any] | None:
     if args.step == "show":
         return read_result(args.file)
-    if args.step in ("all", "build"):
-        build_step(args, say)
-    return run_step(args, say) if args.step in ("all", "run") else None
+    with errors.status("") as status:
+
+        def show_status(text: str) -> None:
+            status.update(escape(text))
+
+        def say(text: str) -> None:
+            if errors.is_terminal:
+                show_status(text)
+            else:
+                errors.print(escape(text))
+
+        if args.step in ("all", "build"):
+            build_step(args, say)
+        return run_step(args, show_status) if args.step in ("all", "run") else None
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        with errors.status("") as status:
-            report = work(args, lambda text: status.update(escape(text)))
+        report = work(args, errors)
     except VerlP40Error as error:
         errors.print(f"[bold red]error:[/] {escape(error.message)}")
         if error.fix:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from verl_p40.errors import ExitCode, VerlP40Error
 from verl_p40.hardware.cudadriver import CudaError
 from verl_p40.kernels.capability import Capability
+from verl_p40.numerics import launches
 from verl_p40.numerics.compare import BOUND, Row, compare
 from verl_p40.numerics.device import LIMIT, Device, opened
 from verl_p40.numerics.manifest import ARCH, MARK
@@ -40,12 +42,24 @@ def driver_version() -> str:
     return said.stdout.splitlines()[0].strip()
 
 
+def v1_longest(kernels: Mapping[str, Mapping[str, Any]]) -> int:
+    """Tokens up to which every compiled ``paged_attention_v1`` fits a block of a P40."""
+    found = []
+    for kernel, facts in kernels.items():
+        name, _, instance = kernel.partition("/")
+        if name == "paged_attention_v1":
+            page = int(instance.partition("/")[2])
+            found.append(launches.v1_longest(facts["shared"], page, LIMIT))
+    return min(found)
+
+
 def report(device: Device, rows: list[Row]) -> dict[str, Any]:
     """Everything that a reader needs to judge and repeat the run."""
     capability = Capability(*torch.cuda.get_device_capability())
     name = torch.cuda.get_device_name()
     native = capability == Capability.from_sm(ARCH)
     manifest = device.manifest
+    longest = v1_longest(manifest["kernels"])
     return {
         "category": f"run on {name}" if native else f"sm_{ARCH} PTX run on a newer GPU",
         "gpu": name,
@@ -58,7 +72,9 @@ def report(device: Device, rows: list[Row]) -> dict[str, Any]:
         "driver_compiled": device.compiled,
         "bound": BOUND,
         "shared_limit": LIMIT,
-        "ok": all(row.ok for row in rows),
+        "v1_longest": longest,
+        "v1_used_to": launches.V1_LONGEST,
+        "ok": all(row.ok for row in rows) and longest >= launches.V1_LONGEST,
         "rows": [row.to_json() for row in rows],
     }
 

@@ -41,15 +41,14 @@ def arguments(*values: Any) -> list[Any]:
 
 @dataclass
 class Device:
-    """Loaded modules. ``shared`` and ``attributes`` note what was launched, by kernel.
+    """Loaded modules. ``attributes`` notes what the driver says of every kernel launched.
 
     Raises:
-        CudaError: of :meth:`launch`, the driver's refusal.
+        CudaError: of the launches, the driver's refusal.
     """
 
     manifest: dict[str, Any]
     modules: dict[str, Module]
-    shared: dict[str, int] = field(default_factory=dict)
     attributes: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def launch(self, kernel: str, launch: Launch, *values: Any) -> int:
@@ -82,9 +81,7 @@ class Device:
         )
         if name not in self.attributes:
             self.attributes[name] = module.attributes(facts["entry"])
-        used = static + launch.shared
-        self.shared[name] = max(used, self.shared.get(name, 0))
-        return used
+        return static + launch.shared
 
     @property
     def compiled(self) -> dict[str, Any]:

@@ -69,6 +69,10 @@ def show(out: Console, report: Mapping[str, Any], every: bool) -> None:
         f"\n{verdict}: relative error at most {report['bound']:.0e} (exact where data is only "
         f"moved), at most {limit:,} bytes of shared memory a block"
     )
+    out.print(
+        f"paged_attention_v1 fits such a block up to {report['v1_longest']:,} tokens; vLLM takes it "
+        f"up to {report['v1_used_to']:,}"
+    )
     compiled = report["driver_compiled"]
     out.print(
         f"{escape(report['gpu'])} ({report['compute_capability']}), driver {report['driver']}; "

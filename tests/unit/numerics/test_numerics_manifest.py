@@ -116,7 +116,8 @@ def test_a_summary_keeps_the_worst_and_nan_is_the_worst() -> None:
 def document(*rows: dict[str, Any]) -> dict[str, Any]:
     return {
         "gpu": "NVIDIA H200", "compute_capability": "9.0", "driver": "580.1", "bound": 1e-5,
-        "shared_limit": 49_152, "ptx_targets": ["sm_61"], "vllm": "0.8.5.post1", "queue": "abc",
+        "shared_limit": 49_152, "v1_longest": 12_000, "v1_used_to": 8192,
+        "ptx_targets": ["sm_61"], "vllm": "0.8.5.post1", "queue": "abc",
         "driver_compiled": {"ptx": [61], "binary": [90]}, "nvcc": "11.8", "triton": "3.2.0",
         "at": "2026-11-30", "category": "sm_61 PTX run on a newer GPU",
         "ok": all(row["ok"] for row in rows), "rows": list(rows),
@@ -155,5 +156,17 @@ def test_bad_input_is_one_line(
     ]:
         assert main(words) == code, words
         lines = capsys.readouterr().err.strip().splitlines()
-        assert lines[0].startswith("error: ") and len(lines) <= 2
+        assert lines[0].startswith("error: ") and len(lines) <= 2, lines
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.stack
+def test_without_a_gpu_a_run_says_so(
+    built: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["run", str(built)]) == ExitCode.ENVIRONMENT
+    assert "no NVIDIA GPU that torch can use" in capsys.readouterr().err
+    (built / "one.ptx").unlink()
+    assert main(["run", str(built)]) == ExitCode.DATA
+    assert "is not what was built" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from verl_p40.errors import UsageError
 from verl_p40.stack import paths
 from verl_p40.stack.pins import FlavorName
-from verl_p40.train import catalog, checkpoints, checks
+from verl_p40.train import catalog, checkpoints, checks, traps
 from verl_p40.train.compose import (
     Composed,
     Config,
@@ -188,7 +188,7 @@ def make_plan(request: Request, verl_config: Path) -> Plan:
             assign(config, f"{key}.external_lib", ARM_MODULE)
     _ensure_file_logger(config)
     _check_estimator(config)
-    warnings = checks.check_batches(config)
+    warnings = [*checks.check_batches(config), *traps.check_traps(config)]
     identity = digest(config)
     default = f"{composed.preset}-{identity[:6]}"
     base = _folder(request, default if request.run is None else request.run)

@@ -58,6 +58,7 @@ def show(out: Console, report: Mapping[str, Any], every: bool) -> None:
         cells.append(f"{row['shared']:,}")
         table.add_row(*cells)
     out.print(table)
+    out.soft_wrap = True  # of the sentences
     failed = sum(not row["ok"] for row in rows)
     limit = report["shared_limit"]
     verdict = (

@@ -139,3 +139,14 @@ def _wheel(project: str, sha256: str) -> Path:
             download(file.url, target, sha256, session)
             return target
     pytest.skip(f"the package index does not have {project} 11.8.89")
+
+
+if __name__ == "__main__":
+    # In .venv, where uv is and knows the package index; a test in the stack then finds it made.
+    try:
+        find_toolchain()
+    except MachineError:
+        try:
+            print(ready())
+        except pytest.skip.Exception as why:
+            sys.exit(f"error: no CUDA 11.8 here, and none to be had: {why}")

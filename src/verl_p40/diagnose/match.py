@@ -173,7 +173,8 @@ def _speaks(rule: Compiled, scanned: Scanned, line: Line, text: str) -> Hit | No
         window = around(scanned.lines, line.position)
         if any(_first(pattern, window.lines) for pattern in rule.unless):
             return None
-        for pattern in rule.near:
+        stepped = rule.rule.after_progress and 0 < scanned.first_progress < line.number
+        for pattern in () if stepped else rule.near:
             near = _first(pattern, window.lines)
             if near is None:
                 return None
@@ -203,9 +204,16 @@ def hits(scanned: Scanned) -> list[Hit]:
     read together with the two that follow.
     """
     code = code_lines(scanned.lines)
-    found = list(_hits(scanned, code, lambda position: scanned.lines[position].text))
-    if found:
-        return found
+
+    def plain(position: int) -> str:
+        return scanned.lines[position].text
+
+    # A truncated traceback may end in the statement that raises, and hold no error line.
+    notebook = {position for position in code if _NOTEBOOK.match(plain(position))}
+    for skipped in (code, notebook):
+        found = list(_hits(scanned, skipped, plain))
+        if found:
+            return found
     for joint in (" ", ""):
         unwrapped = partial(_unwrapped, scanned.lines, joint)
         found = list(_hits(scanned, code, unwrapped))

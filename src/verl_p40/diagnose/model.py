@@ -59,6 +59,8 @@ class Rule(BaseModel):
     fix: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     versions: str = ""
+    after_progress: bool = False
+    """That training had made steps before the line stands for what ``near`` asks."""
     code: bool = False
     """Whether ``match`` may be found in a traceback's source lines, which name what might be raised."""
     weight: int = Field(default=3, ge=1, le=4)

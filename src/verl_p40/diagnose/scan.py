@@ -25,6 +25,8 @@ _TAIL = 12
 _OCCURRENCES = 12
 """Times that the same template opens a window; later ones only move its last place."""
 _REMEMBER = 200_000
+_HEAD = 2000
+"""Bytes of a line in which a sign of progress is looked for: a bar may be a megabyte long."""
 
 _LOWER = bytes(range(256)).lower()
 _DROP = b"0123456789\x00#" + "█▉▊▋▌▍▎▏".encode() + b"|"
@@ -65,7 +67,8 @@ class Line:
 class Scanned:
     """What one pass kept.
 
-    ``progress`` is the number of the last line that shows training go on, 0 without one;
+    ``progress`` and ``first_progress`` are the numbers of the last and first line that show
+    training go on, 0 without one;
     ``last_seen`` the last line number of a template, by the ``key`` of its lines.
     """
 
@@ -73,6 +76,7 @@ class Scanned:
     tail: list[Line] = field(default_factory=list)
     last_seen: dict[int, int] = field(default_factory=dict)
     progress: int = 0
+    first_progress: int = 0
     count: int = 0
     size: int = 0
     dropped: int = 0
@@ -119,7 +123,7 @@ class _Memory:
         self._hot_words |= fresh
         self._words |= words
         for template in new:
-            if _PROGRESS.search(template):
+            if _PROGRESS.search(template[:_HEAD]):
                 self.progress.add(template)
             elif not self._hot_words.isdisjoint(template.split()):
                 self.hot[template] = len(self.hot) + 1
@@ -147,6 +151,10 @@ def scan(chunks: Iterable[bytes]) -> Scanned:
                 if templates[index] in memory.progress:
                     found.progress = first + index
                     break
+            if not found.first_progress:
+                found.first_progress = first + next(
+                    index for index, line in enumerate(templates) if line in memory.progress
+                )
         if after <= 0 and memory.hot.keys().isdisjoint(templates):
             _remember(previous, block, first, len(templates))
             continue

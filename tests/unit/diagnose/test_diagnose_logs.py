@@ -1,0 +1,238 @@
+"""Logs as they really are: colours, bars, prefixes, several workers, any size, damage."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from verl_p40.diagnose import Diagnosis, diagnose_chunks, diagnose_lines
+from verl_p40.diagnose.text import clean
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
+STEP = "(TaskRunner pid=77) step:{} - critic/score/mean:0.5 - timing_s/gen:5.3 - perf/mfu:0.1"
+
+
+def kinds(diagnosis: Diagnosis) -> list[str]:
+    return [cause.kind for cause in diagnosis.causes]
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "source"),
+    [
+        ("\x1b[36m(WorkerDict pid=12, ip=192.0.2.1)\x1b[0m boom", "boom", "WorkerDict pid=12, ip=192.0.2.1"),
+        ("train-1  | (EngineCore_0 pid=7) boom", "boom", "train-1 EngineCore_0 pid=7"),
+        ("(W pid=1) boom [repeated 3x across cluster] (Ray deduplicates logs)", "boom", "W pid=1"),
+        ("[rank0]: boom", "boom", "rank0"),
+        ("ERROR 06-06 14:09:57 worker_base.py:148] boom", "boom", ""),
+        ("ERROR 10-25 13:08:43 [core.py:708]     boom", "    boom", ""),
+        ("E0912 11:54:57.366000 1121181 torch/_inductor/x.py:2100] [7/0] boom", "boom", ""),
+        ("2025-07-03T14:20:51.565839352Z boom", "boom", ""),
+        ("bo\x00om\r", "boom", ""),
+        ("#12 34.56 boom", "boom", ""),
+        ("    frame", "    frame", ""),
+    ],
+)  # fmt: skip
+def test_what_others_put_in_front_is_taken_off(line: str, text: str, source: str) -> None:
+    cleaned = clean(line)
+    assert (cleaned.text, cleaned.source) == (text, source)
+
+
+DRESSES = {
+    "plain": "{}\n",
+    "windows": "{}\r\n",
+    "colours": "\x1b[31m{}\x1b[0m\n",
+    "bar": "Training:  12%|#2   | 12/100\rTraining:  13%|#3   | 13/100\r{}\n",
+    "bar after": "{}\rTraining:  13%|#3   | 13/100\n",
+    "ray": "\x1b[36m(WorkerDict pid=4)\x1b[0m {} [repeated 3x across cluster]\n",
+    "compose": "train-1  | {}\n",
+    "rank": "[rank0]: {}\n",
+    "logger": "ERROR 06-06 14:09:57 [worker_base.py:148] {}\n",
+    "no end": "{}",
+}
+
+
+@pytest.mark.parametrize("dress", DRESSES.values(), ids=list(DRESSES))
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (OOM, "cuda-oom"),
+        ("RuntimeError: FlashAttention only supports Ampere GPUs or newer.", "flash-attn-arch-unsupported"),
+        ("RuntimeError: GPUs with compute capability below 7.0 are not supported.", "vllm-cc-below-minimum"),
+    ],
+)  # fmt: skip
+def test_however_it_is_dressed(dress: str, line: str, kind: str) -> None:
+    raw = ("starting\n" + dress.format(line)).encode()
+    assert kinds(diagnose_chunks([raw])) == [kind]
+
+
+def test_damage_does_not_hide_the_error() -> None:
+    raw = b"\xff\xfe\x00 half a line \x00\n" + OOM.encode() + b"\n\xc3\x28 rest"
+    diagnosis = diagnose_chunks([raw[i : i + 7] for i in range(0, len(raw), 7)])
+    assert kinds(diagnosis) == ["cuda-oom"]
+    assert diagnosis.causes[0].line == 2
+
+
+def test_line_numbers_hold_in_a_long_log() -> None:
+    clean_lines = "".join(f"INFO epoch {n} token {n * 7}\n" for n in range(200_000))
+    raw = (clean_lines + OOM + "\n").encode()
+    chunks = [raw[i : i + 65536] for i in range(0, len(raw), 65536)]
+    diagnosis = diagnose_chunks(chunks)
+    assert diagnosis.causes[0].line == 200_001
+    assert diagnosis.lines == 200_001
+
+
+def test_memory_is_bounded() -> None:
+    """10 MB of a log with an error now and then are read in little memory."""
+
+    def chunks() -> Iterator[bytes]:
+        for block in range(12):
+            lines = [STEP.format(block * 9000 + n) for n in range(9000)]
+            lines[100] = "WARNING: failed to report metrics, retrying"
+            yield "\n".join(lines).encode() + b"\n"
+
+    tracemalloc.start()
+    diagnosis = diagnose_chunks(chunks())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert diagnosis.size > 8_000_000
+    assert peak < 8_000_000
+    assert kinds(diagnosis) == []
+
+
+def test_a_line_without_an_end_is_cut() -> None:
+    bar = b"\rTraining:  13%|#3   | 13/100" * 200_000
+    diagnosis = diagnose_chunks(
+        [bar[i : i + 1 << 16] for i in range(0, len(bar), 1 << 16)] + [b"\n" + OOM.encode()]
+    )
+    assert kinds(diagnosis) == ["cuda-oom"]
+
+
+def test_an_error_followed_by_steps_was_harmless() -> None:
+    log = [OOM, *(STEP.format(n) for n in range(1, 5))]
+    diagnosis = diagnose_lines(log)
+    assert kinds(diagnosis) == []
+    assert diagnosis.result == "harmless"
+    assert "training went on" in diagnosis.harmless[0].why
+
+
+def test_an_error_that_comes_again_after_the_steps_is_the_cause() -> None:
+    log = [OOM, *(STEP.format(n) for n in range(1, 5)), OOM]
+    assert kinds(diagnose_lines(log)) == ["cuda-oom-after-steps"]
+
+
+def test_a_crash_after_the_last_step_of_what_was_said_before() -> None:
+    """Ray may print a step after the worker's error; the driver's end still tells that it died."""
+    log = [OOM, STEP.format(1), "ray.exceptions.ActorDiedError: The actor died unexpectedly"]
+    assert kinds(diagnose_lines(log)) == ["cuda-oom"]
+
+
+def test_interleaved_workers_keep_their_own_frames() -> None:
+    log = [
+        '(WorkerDict pid=1)   File "/env/verl/utils/torch_functional.py", line 144, in entropy_from_logits',
+        '(WorkerDict pid=2)   File "/env/torch/optim/adamw.py", line 608, in _multi_tensor_adamw',
+        f"(WorkerDict pid=1) {OOM}",
+    ]
+    assert kinds(diagnose_lines(log)) == ["cuda-oom-logits"]
+
+
+def test_the_first_error_of_a_chain_is_the_cause() -> None:
+    log = """\
+Traceback (most recent call last):
+  File "/env/a.py", line 1, in f
+ImportError: /env/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/env/b.py", line 1, in g
+RuntimeError: Failed to import transformers.models.qwen2.modeling_qwen2 because of the following error
+ModuleNotFoundError: No module named 'nonsense'
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+"""
+    diagnosis = diagnose_lines(log.splitlines())
+    assert kinds(diagnosis) == ["flash-attn-abi"]
+    assert {"sigkill-suspected"} <= {finding.kind for finding in diagnosis.symptoms}
+
+
+def test_a_statement_in_a_traceback_is_not_the_error() -> None:
+    log = """\
+Traceback (most recent call last):
+  File "/env/a.py", line 1, in f
+    raise TripwireError("No space left on device") if x else ValueError("boom")
+ValueError: something of our own
+RuntimeError: CUDA error: no kernel image is available for execution on the device
+"""
+    assert kinds(diagnose_lines(log.splitlines())) == ["no-kernel-image"]
+
+
+def test_two_independent_faults_are_told_in_order() -> None:
+    log = [
+        "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0. "
+        "Your Tesla P40 GPU has compute capability 6.1.",
+        *["unrelated"] * 300,
+        "OSError: [Errno 28] No space left on device",
+    ]
+    assert kinds(diagnose_lines(log)) == ["bf16-unsupported", "disk-full"]
+
+
+SHARED_MEMORY = {
+    "triton-shared-memory": "OutOfResources: out of resource: shared memory, Required: 81920, Hardware limit: 49152.",
+    "flash-attn-shared-memory": "RuntimeError: FlashAttention backward for head dim > 64 requires A100 or H100 "
+    "GPUs as the implementation needs a large amount of shared memory.",
+    "dataloader-shm": "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient "
+    "shared memory (shm).",
+    "nccl-shm": "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-a (size 9637888)",
+    "ray-object-store": "ray.exceptions.ObjectStoreFullError: Failed to put object in object store because it is full.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SHARED_MEMORY)
+def test_shared_memory_means_many_things(kind: str) -> None:
+    assert kinds(diagnose_lines([SHARED_MEMORY[kind]])) == [kind]
+
+
+def test_two_out_of_memory_errors_of_ray() -> None:
+    gpu = "ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.actor_rollout_update_actor()"
+    host = "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."
+    assert kinds(diagnose_lines([gpu])) == ["cuda-oom"]
+    assert kinds(diagnose_lines([host])) == ["ray-host-oom"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+        "Worker exit type: SYSTEM_ERROR Worker exit detail: There are some potential root causes. "
+        "(1) The process is killed by SIGKILL by OOM killer due to high memory usage.",
+        "Error executing job with overrides: []",
+        "[rank1]: NCCL watchdog thread terminated with exception",
+    ],
+)
+def test_a_symptom_is_never_a_cause(line: str) -> None:
+    diagnosis = diagnose_lines([line])
+    assert kinds(diagnosis) == []
+    assert diagnosis.symptoms
+    assert diagnosis.result == "nothing-known"
+
+
+def test_an_unknown_log_is_nothing_known_with_its_suspicious_lines() -> None:
+    log = ["starting", "ERROR: the flux capacitor is out of plutonium", "FluxError: 1.21 GW", "bye"]
+    diagnosis = diagnose_lines(log)
+    assert diagnosis.result == "nothing-known"
+    assert [line.number for line in diagnosis.suspicious] == [2, 3]
+
+
+def test_a_clean_log_has_no_cause() -> None:
+    diagnosis = diagnose_lines([STEP.format(n) for n in range(1, 200)])
+    assert diagnosis.result == "nothing-known"
+    assert diagnosis.causes == diagnosis.symptoms == ()
+    assert diagnosis.progress == 199
+
+
+def test_gzip_is_not_text_to_the_engine() -> None:
+    """Only inputs.py unpacks; bytes that are no text give no cause."""
+    assert kinds(diagnose_chunks([gzip.compress(OOM.encode())])) == []

@@ -20,7 +20,7 @@ ARG REVISION=""
 # 1: vLLM, compiled for VLLM_ARCH, is in the image. 0: it is not; rollout.name=hf needs none. Empty:
 # the flavor decides, 1 for cu118 and 0 for cpu.
 ARG VLLM=""
-ARG VLLM_ARCH=6.1
+ARG VLLM_ARCH=6.1+PTX
 # What compiles it: the CUDA 11.8 toolkit and g++ 11, which Ubuntu 22.04 has as g++. The digest is
 # the one that public lock files name for the tag (docs/vllm.md).
 ARG VLLM_BASE_IMAGE=nvidia/cuda:11.8.0-devel-ubuntu22.04@sha256:94fd755736cb58979173d491504f0b573247b1745250249415b07fefc738e41f

@@ -29,7 +29,7 @@ def register(parent: typer.Typer) -> None:
 def wheel(
     arch: Annotated[
         str,
-        typer.Option("--arch", help="Compute capabilities to compile for, such as 6.1 or 6.0;6.1."),
+        typer.Option("--arch", help="Compute capabilities to compile for, such as 6.1 or 6.0;6.1+PTX."),
     ] = "",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the wheel goes.")] = Path(
         "dist"

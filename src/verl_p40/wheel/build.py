@@ -36,7 +36,8 @@ DISK_BYTES = 2 * 2**30
 _STEP = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
 _WARNING = re.compile(r"\bwarning(:| #\d| [A-Z]\w*:)")
 _ERROR = re.compile(r"\berror(:| #\d)|^CMake Error|^ninja: |Killed|No space left")
-_ARCHS = re.compile(r"\d+\.\d(;\d+\.\d)*")
+_ARCHS = re.compile(r"\d+\.\d(;\d+\.\d)*(\+PTX)?")
+_PTX = "+PTX"
 
 _ASK_TORCH = """
 import json, os, torch
@@ -56,7 +57,7 @@ class Request:
     """An interpreter with the torch that the wheel is for."""
     toolchain: Toolchain
     archs: str
-    """As ``TORCH_CUDA_ARCH_LIST`` has it: ``6.1``, ``6.0;6.1``."""
+    """As ``TORCH_CUDA_ARCH_LIST`` has it: ``6.1+PTX``, ``6.0;6.1``."""
     jobs: int
     out: Path
     work: Path
@@ -90,7 +91,7 @@ def default_work() -> Path:
 
 
 def check_archs(text: str) -> str:
-    """``6.1`` or ``6.0;6.1``, in ascending order.
+    """``6.1``, ``6.0;6.1`` or ``6.1+PTX``: in ascending order, and PTX of the newest alone.
 
     Raises:
         UsageError: something else, or an architecture that CUDA 11.8 does not compile for.
@@ -98,13 +99,15 @@ def check_archs(text: str) -> str:
     archs = text.replace(",", ";").replace(" ", "")
     if not _ARCHS.fullmatch(archs):
         raise UsageError(f"--arch {text!r}: not compute capabilities", fix="--arch 6.1")
-    listed = sorted({tuple(map(int, a.split("."))) for a in archs.split(";")})
+    ptx = _PTX if archs.endswith(_PTX) else ""
+    plain = archs.removesuffix(_PTX).split(";")
+    listed = sorted({tuple(map(int, arch.split("."))) for arch in plain})
     if listed[0] < (6, 0) or listed[-1] > (9, 0):
         raise UsageError(
             f"--arch {text}: this build is for 6.0 to 9.0",
             fix="--arch 6.1 for a P40, 6.0 for a P100",
         )
-    return ";".join(f"{major}.{minor}" for major, minor in listed)
+    return ";".join(f"{major}.{minor}" for major, minor in listed) + ptx
 
 
 def check_torch(python: Path) -> str:
@@ -201,12 +204,12 @@ def build(
 
 
 def check(wheel: Path, archs: str) -> TargetReport:
-    """Look into a wheel for native code for every architecture in ``archs``.
+    """Look into a wheel for native code for every architecture in ``archs``, and for its PTX.
 
     Raises:
         TreeError: a library in it lacks some, or none has GPU code at all.
     """
-    for arch in archs.split(";"):
+    for arch in archs.removesuffix(_PTX).split(";"):
         report = inspect(str(wheel), Capability.parse(arch), None)
         bad = [f.name for f in report.files if f.verdict not in (Verdict.NATIVE, Verdict.NO_CODE)]
         if bad or report.verdict is not Verdict.NATIVE:
@@ -214,6 +217,13 @@ def check(wheel: Path, archs: str) -> TargetReport:
             raise TreeError(
                 f"{wheel.name}: {what} lacks native code for {arch}",
                 fix="delete the work folder and build again; report it with the log if it stays",
+            )
+    if archs.endswith(_PTX):
+        target = f"compute_{arch.replace('.', '')}"
+        if without := [f.name for f in report.files if f.targets and target not in f.targets]:
+            raise TreeError(
+                f"{wheel.name}: {', '.join(without)} lacks PTX for {arch}",
+                fix="report it, with the log",
             )
     return report
 

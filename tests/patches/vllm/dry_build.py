@@ -123,10 +123,10 @@ def configure(tree: Path, scratch: Path, archs: str) -> Configured:
     """Run CMake's configure step for these architectures, with git cut off from the network."""
     package = scratch / "torch-cmake"
     site = _stand_ins(scratch, package)
-    flags = " ".join(
-        f"-gencode arch=compute_{arch},code=sm_{arch}"
-        for arch in (item.replace(".", "") for item in archs.split(";"))
-    )
+    wanted = [item.replace(".", "").partition("+") for item in archs.split(";")]
+    codes = [(arch, f"sm_{arch}") for arch, _, _ in wanted]
+    codes += [(arch, f"compute_{arch}") for arch, _, ptx in wanted if ptx]
+    flags = " ".join(f"-gencode arch=compute_{arch},code={code}" for arch, code in codes)
     package.mkdir()
     (package / "TorchConfig.cmake").write_text(_TORCH_CMAKE.format(flags=flags))
     tools = scratch / "tools"
@@ -135,7 +135,7 @@ def configure(tree: Path, scratch: Path, archs: str) -> Configured:
     (tools / "git").chmod(0o755)
     done = subprocess.run(
         [
-            find_cmake(), "-S", str(tree), "-B", str(scratch / "build"),
+            find_cmake(), "--log-level=DEBUG", "-S", str(tree), "-B", str(scratch / "build"),
             f"-DVLLM_PYTHON_EXECUTABLE={sys.executable}", "-DVLLM_TARGET_DEVICE=cuda",
             f"-DFETCHCONTENT_BASE_DIR={scratch / 'deps'}", f"-DGIT_EXECUTABLE={tools / 'git'}",
         ],

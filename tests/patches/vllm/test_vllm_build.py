@@ -63,3 +63,16 @@ def test_attention_is_built_for_float32_alone_below_70(
     assert said in for_pascal.output
     # an architecture that can run more gets more
     assert said not in configure(tree, tmp_path, "6.1;7.0").output
+
+
+def test_ptx_is_built_where_it_is_asked_for(
+    for_pascal: Configured, tree: Path, tmp_path: Path
+) -> None:
+    _needs_cmake()
+    ptx = "arch=compute_61,code=compute_61"
+    assert ptx not in for_pascal.output
+    asked = configure(tree, tmp_path, "6.1+PTX")
+    assert "CUDA supported target architectures: 6.1\n" in asked.output
+    flagged = [line for line in asked.output.splitlines() if ptx in line]
+    assert any("csrc/layernorm_kernels.cu" in line for line in flagged)
+    assert any("csrc/moe/topk_softmax_kernels.cu" in line for line in flagged)

@@ -49,12 +49,12 @@ class Device:
 
     manifest: dict[str, Any]
     modules: dict[str, Module]
-    attributes: dict[str, dict[str, int]] = field(default_factory=dict)
+    attributes: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
 
     def launch(self, kernel: str, launch: Launch, *values: Any) -> int:
         """Launch a CUDA kernel; its shared memory in bytes, the static part included."""
         facts = self.manifest["kernels"][kernel]
-        return self._launch(facts, kernel, launch, facts["shared"], arguments(*values))
+        return self._launch(facts, launch, facts["shared"], arguments(*values))
 
     def launch_prefix(self, index: int, tensors: dict[str, Any]) -> int:
         """Launch what was recorded for a case, with ``tensors`` by the names of the launcher."""
@@ -65,10 +65,10 @@ class Device:
         ]
         grid = (facts["grid"][0], facts["grid"][1], facts["grid"][2])
         launch = Launch(grid, facts["threads"], facts["shared"])
-        return self._launch(facts, facts["entry"], launch, 0, made)
+        return self._launch(facts, launch, 0, made)
 
     def _launch(
-        self, facts: dict[str, Any], name: str, launch: Launch, static: int, made: Sequence[Any]
+        self, facts: dict[str, Any], launch: Launch, static: int, made: Sequence[Any]
     ) -> int:
         module = self.modules[facts["module"]]
         torch.cuda.synchronize()  # the legacy stream need not wait for torch's
@@ -79,6 +79,7 @@ class Device:
             shared=launch.shared,
             arguments=made,
         )
+        name = facts["module"], facts["entry"]
         if name not in self.attributes:
             self.attributes[name] = module.attributes(facts["entry"])
         return static + launch.shared

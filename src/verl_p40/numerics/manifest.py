@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from verl_p40.errors import DataError, MachineError
+from verl_p40.numerics.cases import PREFIX
 
 ARCH = 61
 """Compute capability 6.1: ``compute_61`` for PTX, ``sm_61`` in its ``.target`` line."""
 
 MANIFEST = "manifest.json"
-SCHEMA = 1
+SCHEMA = 2
 MARK = "verl-p40-numerics "
 """Begins the lines that the comparing process prints."""
 
@@ -46,13 +47,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     for 6.1, by its own ``.target`` line.
 
     Raises:
-        DataError: there is none, it is of another version, or a file is not the one that was built.
+        DataError: there is none, it is of another version or other cases, or a file is not the
+            one that was built.
     """
     try:
         document: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{folder}: no readable {MANIFEST} ({error})", fix=_FIX) from None
-    if document.get("schema") != SCHEMA:
+    built = [launch["case"] for launch in document.get("prefix", ()) if "case" in launch]
+    if document.get("schema") != SCHEMA or built != [repr(case) for case in PREFIX]:
         raise DataError(f"{folder}: built by another version of verl-p40", fix=_FIX)
     for module in document["modules"].values():
         path = folder / module["file"]

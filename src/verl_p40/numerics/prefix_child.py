@@ -76,6 +76,7 @@ def record(case: Prefix, named: dict[str, Any], compiled: Any, given: dict[str, 
     grid = named["grid"]
     grid = grid(named) if callable(grid) else grid
     return {
+        "case": repr(case),
         "entry": compiled.metadata.name,
         "grid": [*grid, 1, 1][:3],
         "threads": 32 * compiled.metadata.num_warps,

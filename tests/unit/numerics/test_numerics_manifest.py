@@ -11,6 +11,7 @@ import pytest
 from verl_p40.errors import DataError, ExitCode, TreeError
 from verl_p40.numerics import units
 from verl_p40.numerics.__main__ import main
+from verl_p40.numerics.cases import PREFIX
 from verl_p40.numerics.manifest import MANIFEST, SCHEMA, describe, read_manifest
 from verl_p40.numerics.nvcc import read_figures
 from verl_p40.numerics.view import summary
@@ -23,9 +24,17 @@ def built(tmp_path: Path) -> Path:
     folder = tmp_path / "built"
     folder.mkdir()
     (folder / "one.ptx").write_text(PTX)
-    modules = {"one": describe(folder / "one.ptx")}
-    (folder / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "modules": modules}))
+    write_manifest(folder)
     return folder
+
+
+def write_manifest(folder: Path, cases: tuple[object, ...] = PREFIX, schema: int = SCHEMA) -> None:
+    document = {
+        "schema": schema,
+        "modules": {"one": describe(folder / "one.ptx")},
+        "prefix": [{"case": repr(case)} for case in cases],
+    }
+    (folder / MANIFEST).write_text(json.dumps(document))
 
 
 def test_a_build_is_read_back(built: Path) -> None:
@@ -43,10 +52,17 @@ def test_a_file_that_was_not_built_is_refused(built: Path, change: str) -> None:
 def test_ptx_for_another_card_is_refused(built: Path) -> None:
     """Even where the manifest agrees: it would not be 6.1's code that runs."""
     (built / "one.ptx").write_text(PTX.replace("sm_61", "sm_90"))
-    modules = {"one": describe(built / "one.ptx")}
-    (built / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "modules": modules}))
+    write_manifest(built)
     with pytest.raises(DataError, match="PTX for sm_90, not sm_61"):
         read_manifest(built)
+
+
+def test_a_build_of_other_cases_or_another_version_is_refused(built: Path) -> None:
+    """Its prefix launches have the strides and grids of other tensors."""
+    for cases, schema in ((PREFIX[1:], SCHEMA), (PREFIX, SCHEMA - 1), ((), SCHEMA)):
+        write_manifest(built, cases, schema)
+        with pytest.raises(DataError, match="built by another version"):
+            read_manifest(built)
 
 
 NAMES = [

@@ -96,7 +96,7 @@ def check_archs(text: str) -> str:
     Raises:
         UsageError: something else, or an architecture that CUDA 11.8 does not compile for.
     """
-    archs = text.replace(",", ";").replace(" ", "")
+    archs = ";".join(re.split(r"[;,\s]+", text.strip()))
     if not _ARCHS.fullmatch(archs):
         raise UsageError(f"--arch {text!r}: not compute capabilities", fix="--arch 6.1")
     ptx = _PTX if archs.endswith(_PTX) else ""

@@ -135,6 +135,30 @@ def test_offloaded_actor_is_loaded_for_the_hf_rollout(
     assert order == ["load_fsdp_model_to_gpu", "generate_sequences", "offload_fsdp_model_to_cpu"]
 
 
+def test_lora_actor_with_the_hf_rollout(worker_config: Any, batch: Any, prompts: Any) -> None:
+    """Load, rollout, log-prob with and without the adapters, an update that moves only them."""
+    import torch
+    from verl.workers.fsdp_workers import ActorRolloutRefWorker
+
+    config = worker_config(
+        "actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.actor.optim.lr=0.1"
+    )
+    worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor_rollout")
+    worker.init_model()
+    assert worker.generate_sequences(prompts).batch["responses"].shape == (4, 6)
+    before = worker.compute_log_prob(batch).batch["old_log_probs"].clone()
+    batch.batch["old_log_probs"] = before
+    batch.batch["advantages"] = torch.ones_like(before)
+    batch.meta_info["global_token_num"] = [14] * 4
+    worker.update_actor(batch)
+    worker.generate_sequences(prompts)
+    after = worker.compute_log_prob(batch).batch["old_log_probs"]
+    assert not torch.allclose(before, after)
+    # the reference is the model without its adapters, which has not moved
+    reference = worker.compute_ref_log_prob(batch).batch["ref_log_prob"]
+    torch.testing.assert_close(reference, before)
+
+
 @pytest.mark.parametrize("setting", [False, None])
 def test_ray_dashboard_from_the_config(
     compose: Any, monkeypatch: pytest.MonkeyPatch, setting: bool | None

@@ -13,6 +13,8 @@ from verl_p40.diagnose.scan import AFTER, BEFORE, Line, Scanned
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File ".*", line \d+')
 _NOTEBOOK = re.compile(r"^\s*(?:-+> )?\d{1,5} {2,}\S")
+_PASTED = 500
+"""Telling lines above which a log is no report that somebody pasted."""
 _HITS = 40
 """Hits of one rule that are looked at: the first ones, and the last."""
 
@@ -29,15 +31,6 @@ class Hit:
     """Last line number at which the same was said."""
     depth: int | None = None
     """Lines between the error and the frame that decided, where a frame did."""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    rule: Rule
-    match: tuple[tuple[str, re.Pattern[str]], ...]
-    near: tuple[re.Pattern[str], ...]
-    frames: tuple[re.Pattern[str], ...]
-    unless: tuple[re.Pattern[str], ...]
 
 
 def literal(pattern: str) -> str:
@@ -78,13 +71,38 @@ def literal(pattern: str) -> str:
     return best if len(best) >= 3 else ""
 
 
+class Lazy:
+    """A pattern that is compiled when it is first searched: most never are."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.needed = literal(pattern)
+        self._compiled: re.Pattern[str] | None = None
+
+    def search(self, text: str) -> re.Match[str] | None:
+        if self.needed not in text:
+            return None
+        if self._compiled is None:
+            self._compiled = re.compile(self.pattern)
+        return self._compiled.search(text)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    rule: Rule
+    match: tuple[Lazy, ...]
+    near: tuple[Lazy, ...]
+    frames: tuple[Lazy, ...]
+    unless: tuple[Lazy, ...]
+
+
 def compile_rule(rule: Rule) -> Compiled:
-    def all_of(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
-        return tuple(re.compile(pattern) for pattern in patterns)
+    def all_of(patterns: Sequence[str]) -> tuple[Lazy, ...]:
+        return tuple(Lazy(pattern) for pattern in patterns)
 
     return Compiled(
         rule=rule,
-        match=tuple((literal(p), re.compile(p)) for p in rule.match),
+        match=all_of(rule.match),
         near=all_of(rule.near),
         frames=all_of(rule.frames),
         unless=all_of(rule.unless),
@@ -130,7 +148,7 @@ def around(lines: Sequence[Line], position: int) -> _Around:
     return _Around([*before, here, *after], len(before), traceback)
 
 
-def _first(pattern: re.Pattern[str], lines: Sequence[Line]) -> tuple[Line, re.Match[str]] | None:
+def _first(pattern: Lazy, lines: Sequence[Line]) -> tuple[Line, re.Match[str]] | None:
     for line in lines:
         match = pattern.search(line.text)
         if match:
@@ -139,7 +157,7 @@ def _first(pattern: re.Pattern[str], lines: Sequence[Line]) -> tuple[Line, re.Ma
 
 
 def _deepest(
-    patterns: Sequence[re.Pattern[str]], traceback: Sequence[Line]
+    patterns: Sequence[Lazy], traceback: Sequence[Line]
 ) -> tuple[int, Line, re.Match[str]] | None:
     """The frame nearest to the error that any of ``patterns`` finds."""
     for depth, line in enumerate(traceback):
@@ -158,11 +176,10 @@ def _fill(groups: dict[str, str], match: re.Match[str]) -> None:
 
 def _speaks(rule: Compiled, scanned: Scanned, line: Line, text: str) -> Hit | None:
     found = None
-    for needed, pattern in rule.match:
-        if needed in text:
-            found = pattern.search(text)
-            if found:
-                break
+    for pattern in rule.match:
+        found = pattern.search(text)
+        if found:
+            break
     if found is None:
         return None
     groups: dict[str, str] = {}
@@ -210,10 +227,12 @@ def hits(scanned: Scanned) -> list[Hit]:
 
     # A truncated traceback may end in the statement that raises, and hold no error line.
     notebook = {position for position in code if _NOTEBOOK.match(plain(position))}
-    for skipped in (code, notebook):
+    for skipped in (code, notebook) if code else (code,):
         found = list(_hits(scanned, skipped, plain))
         if found:
             return found
+    if sum(line.hot for line in scanned.lines) > _PASTED:
+        return []
     for joint in (" ", ""):
         unwrapped = partial(_unwrapped, scanned.lines, joint)
         found = list(_hits(scanned, code, unwrapped))
@@ -226,13 +245,34 @@ def _unwrapped(lines: Sequence[Line], joint: str, position: int) -> str:
     return joint.join(line.text.strip() for line in lines[position : position + 3])
 
 
+@lru_cache(maxsize=1)
+def _by_literal() -> tuple[tuple[int, ...], tuple[tuple[str, tuple[int, ...]], ...]]:
+    """Rules that any line may match, and the others by the text that a line must hold."""
+    always: set[int] = set()
+    needed: dict[str, list[int]] = {}
+    for number, rule in enumerate(compiled()):
+        for pattern in rule.match:
+            if pattern.needed:
+                needed.setdefault(pattern.needed, []).append(number)
+            else:
+                always.add(number)
+    return tuple(always), tuple((text, tuple(found)) for text, found in needed.items())
+
+
+def _worth_trying(text: str) -> list[Compiled]:
+    always, needed = _by_literal()
+    numbers = {number for literal_, found in needed if literal_ in text for number in found}
+    every = compiled()
+    return [every[number] for number in sorted(numbers.union(always))]
+
+
 def _hits(scanned: Scanned, code: set[int], text_of: Callable[[int], str]) -> Iterator[Hit]:
     times: dict[str, int] = {}
     for line in scanned.lines:
         if not line.hot:
             continue
         text = text_of(line.position)
-        for rule in compiled():
+        for rule in _worth_trying(text):
             if times.get(rule.rule.id, 0) >= _HITS:
                 continue
             if line.position in code and not rule.rule.code:

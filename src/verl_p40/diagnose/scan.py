@@ -32,15 +32,15 @@ _LOWER = bytes(range(256)).lower()
 _DROP = b"0123456789\x00#" + "█▉▊▋▌▍▎▏".encode() + b"|"
 
 _HOT = re.compile(
-    rb"error|exception|interrupt|fail|fatal|support|traceback|cannot|can't|unable|kill|abort|denied"
-    rb"|refus|invalid|mismatch|xid|nvrm|requir|unavailable|undefined|missing|timeout|timed|assert"
-    rb"|unknown|unexpected|unrecogni|exceed|larger|greater|bigger|too$|warn|exhaust|outof|conflict"
-    rb"|incompatib|inconsisten|illegal|corrupt|crash|panic|died|dead|oom|segv|segm|sigbus|sigabrt|core$|dumped"
-    rb"|duplicate|insufficient|not$|no$|without|none|nan|\binf\b|must|violat|expired|locked|reject"
-    rb"|deprecat|nvml|nvidia-|cuda|libcu|ptx|nvcc|triton|llvm|shm|\bsm_|compute_|capability|harmless"
-    rb"|hint|suggest|overrid|fallback|falling|ignor|skip|disabl|lost|stuck|hang|full\b|limit|quota|struct"
-    rb"|memory|driver|daemon|manifest|space|bus$|resource|dtype|bfloat|bf(?:loat)?16|fp\b|half|least|below"
-    rb"|few|expect|resolve|append|already|slowdown|won.t|wasn.t|cudaget|map::at|_files_and_tokenize|yanked|status|return|exit|signal|cublas|cudnn|nccl|unsat|\bold\b|blas|glibc|gcc"
+    rb"error|exception|interrupted|fail|fatal|support|traceback|cannot|can't|unable|killed|killing|abort"
+    rb"|denied|refus|invalid|mismatch|xid|nvrm|require|unavailable|undefined|missing|timeout|timed|assert"
+    rb"|unknown|unexpected|unrecogni|exceed|too$|warn|exhaust|outof|conflict"
+    rb"|incompatib|inconsisten|illegal|corrupt|crash|panic|died|dead|oom|segv|segm|sigbus|sigkill|sigabrt|dumped"
+    rb"|duplicate|insufficient|\bnan\b|\binf\b|must|violat|expired|locked|reject"
+    rb"|deprecat|nvml|nvidia-|cuda|libcu|ptx|nvcc|triton|llvm|shm|\bsm_|compute_|capability"
+    rb"|overrid|fallback|falling|lost\b|full\b|quota|\bstruct\b"
+    rb"|dtype|bfloat|bf16|half\b'|exited|exitcode|sig(?:ill|segv)|cublas|cudnn|nccl|unsat|glibc"
+    rb"|append$|allowed$|/env:|initialized$|utilization|devices\b|\bblocks:$|already|slowdown|won't|wasn't|cudaget|map::at|_files_and_tokenize"
 )
 """What makes a word hot. It is run on every distinct word once, so it may be long."""
 

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,8 +40,6 @@ class Case:
     overrides: tuple[str, ...] = ()
     layers: int | None = None
     prompts: int = 8
-    phases: tuple[str, ...] = ()
-    """Phases to run; all of them when empty."""
 
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -72,19 +71,7 @@ _ALL_OFF = (
     "critic.model.fsdp_config.param_offload=false",
     "critic.model.fsdp_config.optimizer_offload=false",
 )
-_LORA = (
-    "actor_rollout_ref.model.lora_rank=32",
-    "algorithm.adv_estimator=grpo",
-    f"{_ACTOR}.strategy=fsdp2",
-    "actor_rollout_ref.rollout.load_format=safetensors",
-)
-_HOST = (
-    "algorithm.adv_estimator=grpo",
-    f"{_ACTOR}.strategy=fsdp2",
-    f"{_ACTOR}.fsdp_config.offload_policy=true",
-)
 _SHORT = ("data.max_response_length=64",)
-_UPDATES = ("log_prob", "ref", "values", "actor update")
 
 CASES = {
     "cpu": (
@@ -99,20 +86,16 @@ CASES = {
         ),
     ),
     "gpu": (
-        Case("0.5B micro 4 eager", "p40-ppo", _HALF, _batch(8, 4)),
+        Case("p40-lora 1.5B", "p40-lora", _ONE, prompts=8),
+        Case("p40-ppo micro 4 eager", "p40-ppo", _HALF, _batch(8, 4)),
+        Case("p40-grpo", "p40-grpo", _HALF, prompts=8),
         Case("0.5B batch 1, no offload", "p40-ppo", _HALF, (*_batch(1, 1), *_ALL_OFF), prompts=1),
-        Case("1.5B LoRA micro 4", "p40-ppo", _ONE, (*_batch(8, 4), *_LORA)),
-        Case("1.5B GRPO CPU optimizer", "p40-ppo", _ONE, (*_batch(8, 4), *_HOST, *_SHORT)),
         Case("0.5B micro 8 sdpa", "p40-ppo", _HALF, (*_batch(16, 8), *_SDPA), prompts=16),
         Case(
-            "0.5B micro 2 no checkpointing",
-            "p40-ppo",
-            _HALF,
-            (*_batch(4, 2), *_PLAIN),
-            prompts=4,
-            phases=_UPDATES,
+            "0.5B micro 2 no checkpointing", "p40-ppo", _HALF, (*_batch(4, 2), *_PLAIN), prompts=4
         ),
-        Case("3B LoRA micro 2", "p40-ppo", _THREE, (*_batch(4, 2), *_LORA, *_SHORT), prompts=4),
+        Case("p40-lora 3B", "p40-lora", _THREE, _SHORT, prompts=8),
+        Case("p40-grpo-1.5b", "p40-grpo-1.5b", _ONE, _SHORT, prompts=8),
     ),
 }
 
@@ -133,6 +116,7 @@ class Result:
     case: str
     device: str
     phases: dict[str, Measured] = field(default_factory=dict)
+    predicted: dict[str, int] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -231,6 +215,8 @@ def build_model(case: Case, folder: Path, device: str) -> None:
     raw = dict(known_config(case.model))
     if case.layers:
         raw.update(num_hidden_layers=case.layers, max_window_layers=case.layers)
+    # never sampled but by chance, so that every response has its full length
+    raw.update(bos_token_id=None, eos_token_id=raw["vocab_size"] - 1, pad_token_id=0)
     kind = raw.pop("model_type")
     config = AutoConfig.for_model(kind, **raw)
     torch.manual_seed(0)
@@ -274,18 +260,31 @@ def prompts_of(config: dict[str, Any], count: int) -> Any:
     return DataProto(batch=TensorDict(tensors, batch_size=count))
 
 
-def show(case: Case, name: str, phase: Measured) -> None:
-    print(
-        f"{case.name:<32} {name:<22} {phase.before / 1e9:8.3f} {phase.peak / 1e9:8.3f} "
-        f"{phase.after / 1e9:8.3f} {phase.seconds:6.1f} s",
-        flush=True,
-    )
+NAMES = {"log_prob": "log-prob", "ref": "reference"}
+"""verl's words for phases, and the plan's."""
+
+
+def compare(case: str, phases: dict[str, Measured], predicted: dict[str, int]) -> list[str]:
+    """Lines of predicted against measured, in GB; the three models' loading is one phase."""
+    peaks: dict[str, int] = {}
+    for name, phase in phases.items():
+        key = "load" if name.startswith("load ") else NAMES.get(name, name)
+        if key in predicted:
+            peaks[key] = max(peaks.get(key, 0), phase.peak)
+    return [
+        f"{case:<32} {name:<14} {predicted[name] / 1e9:7.3f} {peak / 1e9:7.3f} "
+        f"{100 * (predicted[name] / peak - 1):+6.1f} %"
+        for name, peak in peaks.items()
+    ]
 
 
 def run_case(case: Case, device: str, say: Callable[[str], None]) -> Result:
     """Run every phase of ``case`` once to warm up where that matters, and measure it."""
     import torch
     from omegaconf import OmegaConf
+
+    from verl_p40.plan.fit import make_plan
+    from verl_p40.plan.shapes import find
 
     result = Result(case.name, torch.cuda.get_device_name() if device == "cuda" else "cpu")
     meter = cuda_meter if device == "cuda" else cpu_meter
@@ -296,14 +295,17 @@ def run_case(case: Case, device: str, say: Callable[[str], None]) -> Result:
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-        config = OmegaConf.create(compose_case(case, folder, device))
+        plain = compose_case(case, folder, device)
+        # the batch that is really handed over, which the benchmark may cut down
+        plain["data"]["train_batch_size"] = case.prompts
+        planned = make_plan(plain, CAP_MIB * 2**20, find(str(folder)))
+        result.predicted = {phase.name: phase.allocated for phase in planned.phases}
+        config = OmegaConf.create(plain)
 
         @contextmanager
         def measure(name: str) -> Iterator[None]:
             with meter(result.phases, name):
                 yield
-            for part in [p for p in result.phases if p.startswith(name)]:
-                show(case, part, result.phases[part])
 
         try:
             _run_phases(case, config, measure, say)
@@ -320,15 +322,12 @@ def _run_phases(
     import torch
     from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 
-    def wanted(phase: str) -> bool:
-        return not case.phases or phase in case.phases
-
     gae = config.algorithm.adv_estimator == "gae"
     lora = config.actor_rollout_ref.model.lora_rank > 0
     say(f"{case.name}: load")
     actor_config = config.copy().actor_rollout_ref
     critic = reference = None
-    if gae and wanted("values"):
+    if gae:
         critic = CriticWorker(config.critic)
         with measure("load critic"):
             critic.init_model()
@@ -344,8 +343,8 @@ def _run_phases(
         if critic is not None:
             split_at_step(critic.critic)
     for turn in ("first ", ""):
-        batch = batch_of(config, case.prompts)
-        if wanted("rollout") and not turn:
+        batch = batch_of(config, case.prompts * config.actor_rollout_ref.rollout.n)
+        if not turn:
             # random weights end a response early only by chance, one in 151,936 a token
             with measure("rollout"):
                 batch = actor.generate_sequences(prompts_of(config, case.prompts))
@@ -363,12 +362,13 @@ def _run_phases(
             batch.batch["values"], batch.batch["returns"] = values, values + 1
             with measure(turn + "critic update"):
                 critic.update_critic(batch)
-        if wanted("actor update"):
-            batch.batch["old_log_probs"] = old
-            batch.batch["advantages"] = torch.ones_like(old)
-            with measure(turn + "actor update"):
-                actor.update_actor(batch)
-    if wanted("checkpoint") and critic is not None:
+        batch.batch["old_log_probs"] = old
+        batch.batch["advantages"] = torch.ones_like(old)
+        if config.actor_rollout_ref.actor.use_kl_loss:
+            batch.batch["ref_log_prob"] = old
+        with measure(turn + "actor update"):
+            actor.update_actor(batch)
+    if critic is not None:
         say(f"{case.name}: checkpoint")
         place = tempfile.mkdtemp(prefix="verl-p40-memory-")
         try:
@@ -398,34 +398,55 @@ def batch_of(config: dict[str, Any], count: int) -> Any:
     return DataProto(batch=TensorDict(tensors, batch_size=count))
 
 
+def measure_one(name: str, device: str) -> Result:
+    import torch
+
+    one_rank()
+    if device == "cuda":
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, CAP_MIB * 2**20 / total))
+    (case,) = [case for group in CASES.values() for case in group if case.name == name]
+    return run_case(case, device, lambda text: print(text, file=sys.stderr))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--case", choices=sorted(CASES), default="cpu")
-    parser.add_argument("--only", help="cases whose name holds this text")
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--json", type=Path, help="write the measurements to this file too")
+    parser.add_argument("--inner", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = "cuda" if options.case == "gpu" else "cpu"
-    one_rank()
-    import torch
-
-    if device == "cuda":
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, CAP_MIB * 2**20 / total))
-    results = []
+    if options.inner:
+        options.json.write_text(json.dumps(asdict(measure_one(options.inner, device))))
+        return 0
+    results, missing = [], 0
+    print(f"{'case':<32} {'phase':<14} {'plan':>7} {'real':>7}  (GB, peak of the allocator)")
     for case in CASES[options.case]:
-        if options.only and options.only not in case.name:
+        if options.only not in case.name:
             continue
-        results.append(run_case(case, device, lambda text: print(text, file=sys.stderr)))
-        if results[-1].error:
-            print(f"{case.name}: {results[-1].error}")
+        # a process each: what one leaves behind is not the next one's
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "result.json"
+            command = [sys.executable, __file__, "--case", options.case, "--inner", case.name]
+            done = subprocess.run([*command, "--json", str(file)], stdout=subprocess.DEVNULL)
+            if done.returncode != 0:
+                missing += 1
+                print(f"{case.name}: exit code {done.returncode}", flush=True)
+                continue
+            result = json.loads(file.read_text())
+        results.append(result)
+        phases = {name: Measured(**phase) for name, phase in result["phases"].items()}
+        for line in compare(case.name, phases, result["predicted"]):
+            print(line, flush=True)
+        if result["error"]:
+            missing += 1
+            print(f"{case.name}: {result['error']}", flush=True)
         if options.json:
-            options.json.write_text(json.dumps([asdict(r) for r in results], indent=1))
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
-    return 0
+            options.json.write_text(json.dumps(results, indent=1))
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

@@ -269,7 +269,7 @@ def _update(setup: Setup, model: Model, base: Parts, micro: int, micros: int) ->
         moments.append(
             _with(
                 base,
-                gathered=weights,
+                gathered=held.head_gathered(model),
                 moments=loaded,
                 gradients=summed,
                 activations=saved,

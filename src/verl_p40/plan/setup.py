@@ -111,7 +111,9 @@ def read(config: Mapping[str, Any], model: ModelShape | None = None) -> Setup:
             f"no memory model for actor_rollout_ref.rollout.name={rollout}", fix="hf or vllm"
         )
     rank = int(select(config, "actor_rollout_ref.model.lora_rank") or 0)
-    actor = _model(config, "actor", policy, world, device, rank=rank, wrapped=rollout != "hf")
+    # For the HF rollout verl makes the actor one unit, unless LoRA (fix/0009) forbids that.
+    wrapped = rollout != "hf" or rank > 0
+    actor = _model(config, "actor", policy, world, device, rank=rank, wrapped=wrapped)
     reference = None
     if uses_reference(config) and not rank:
         # With LoRA the reference is the actor with its adapter switched off.

@@ -120,20 +120,34 @@ def _positions(model: str) -> int | None:
 
 
 def _check_lora(config: Mapping[str, Any]) -> None:
-    """The HF rollout's actor is one flat parameter, which cannot be frozen in part.
+    """LoRA: with the HF rollout, fsdp and one worker; with vLLM, not in FP32.
 
-    torch: "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`".
+    fsdp2: peft's ``generate`` goes around the root's hooks ("aten.embedding.default got mixed
+    torch.Tensor and DTensor", seen on an H200). Several workers: the units of fix/0009 gather
+    weights in every step of a rollout, and the workers' rollouts end at different steps. vLLM 0.8.5
+    asserts FP16 or BF16 in its LoRA kernels (docs/kernels.md).
     """
     if not int(select(config, "actor_rollout_ref.model.lora_rank") or 0):
         return
-    if (
-        select(config, f"{_ROLLOUT}.name") == "hf"
-        and select(config, f"{_ACTOR}.strategy") == "fsdp"
-    ):
+    if select(config, f"{_ROLLOUT}.name") == "vllm":
+        if select(config, f"{_ROLLOUT}.dtype") == "float32":
+            raise UsageError(
+                "LoRA with the vLLM rollout does not work in float32: vLLM's LoRA kernels take "
+                "FP16 and BF16 only",
+                fix=f"{_ROLLOUT}.name=hf",
+            )
+        return
+    if select(config, f"{_ACTOR}.strategy") == "fsdp2":
         raise UsageError(
-            "LoRA with the HF rollout does not work with strategy fsdp: its actor is one flat "
-            "parameter, and a part of it cannot be frozen",
-            fix=f"{_ACTOR}.strategy=fsdp2",
+            "LoRA with the HF rollout does not work with strategy fsdp2: peft generates around "
+            "the hooks that gather the weights",
+            fix=f"{_ACTOR}.strategy=fsdp",
+        )
+    if _workers(config) > 1:
+        raise UsageError(
+            "LoRA with the HF rollout needs a single worker: rollouts of different length would "
+            "wait for one another for ever",
+            fix="trainer.n_gpus_per_node=1 trainer.nnodes=1",
         )
 
 

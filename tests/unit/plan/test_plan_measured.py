@@ -111,6 +111,22 @@ def test_lora_forward(planned: Callable[..., Plan]) -> None:
     assert_close(phases["log-prob"], 22.743 - 13.905)
 
 
+def test_p40_lora(planned: Callable[..., Plan]) -> None:
+    """The same, rank 32, GRPO of 8 x 8, micro batches of 8 and 4, SDPA, first step (no moments)."""
+    plan = planned(
+        "p40-grpo",
+        "actor_rollout_ref.model.path=Qwen/Qwen2.5-1.5B",
+        f"{MODEL}.lora_rank=32",
+        f"{ACTOR}.strategy=fsdp2",
+        f"{ACTOR}.fsdp_config.optimizer_offload=false",
+    )
+    phases = {p.name: p for p in plan.phases}
+    assert_close(phases["load"].allocated / 1e9, 7.308)
+    for name, measured in (("log-prob", 11.39), ("reference", 11.39), ("actor update", 9.45)):
+        phase = phases[name]
+        assert_close((phase.allocated - phase.parts["Adam moments"]) / 1e9, measured)
+
+
 def test_saved_activations() -> None:
     """Of 512 tokens through Qwen2.5-0.5B, with logits, in GiB: torch's CPU allocator."""
     from verl_p40.plan import shapes, tensors

@@ -8,9 +8,18 @@ from verl_p40.errors import UsageError
 from verl_p40.train import catalog
 
 
-def test_the_three_presets_describe_themselves() -> None:
+def test_the_presets_describe_themselves() -> None:
     found = {preset.name: preset.about for preset in catalog.all_presets()}
-    assert set(found) == {"cpu-demo", "p40-ppo", "p40-recipe"}
+    assert set(found) == {
+        "cpu-demo",
+        "p40-grpo",
+        "p40-grpo-1.5b",
+        "p40-lora",
+        "p40-ppo",
+        "p40-recipe",
+        "p40x2",
+        "p40x4",
+    }
     assert found["cpu-demo"].shown is catalog.Shown.CPU
     assert found["cpu-demo"].data == "demo"
     assert found["p40-ppo"].data == "gsm8k"

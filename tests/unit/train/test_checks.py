@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from verl_p40.errors import DiskError, MachineError, UsageError
-from verl_p40.train import checks
+from verl_p40.train import catalog, checks
 from verl_p40.train.compose import assign, compose
 
 
@@ -38,7 +38,7 @@ ACTOR = "actor_rollout_ref__actor__"
 ROLLOUT = "actor_rollout_ref__rollout__"
 
 
-@pytest.mark.parametrize("name", ["cpu-demo", "p40-ppo", "p40-recipe"])
+@pytest.mark.parametrize("name", catalog.names())
 def test_presets_pass(name: str, verl_config: Path) -> None:
     assert checks.check_batches(compose(name, [], verl_config).config) == []
 

@@ -61,7 +61,7 @@ REPORTING = {
     *(("patches", name) for name in ("list", "apply", "verify", "status", "prove")),
     *(("image", name) for name in ("build", "inspect", "push", "pull", "verify")),
     *(("kernels", name) for name in ("binary", "triton")),
-    *(("audit",), ("health",), ("monitor",), ("presets",), ("smoke",), ("train",)),
+    *(("audit",), ("diagnose",), ("health",), ("monitor",), ("presets",), ("smoke",), ("train",)),
 }
 
 

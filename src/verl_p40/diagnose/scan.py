@@ -49,6 +49,8 @@ _PROGRESS = re.compile(
     rb"|application startup complete|uvicorn running on|\bepoch .*\bloss\b.*\blr\b"
     rb"|training progress: % .*it/s|step/: loss"
 )
+_SIGNS = (b"step", b"loss", b"throughput", b"startup", b"uvicorn", b"it/s")
+"""One of them is in every match of ``_PROGRESS``, and found much faster."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,8 @@ class _Memory:
         self._hot_words |= fresh
         self._words |= words
         for template in new:
-            if _PROGRESS.search(template[:_HEAD]):
+            head = template[:_HEAD]
+            if any(sign in head for sign in _SIGNS) and _PROGRESS.search(head):
                 self.progress.add(template)
             elif not self._hot_words.isdisjoint(template.split()):
                 self.hot[template] = len(self.hot) + 1

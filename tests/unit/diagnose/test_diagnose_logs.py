@@ -105,7 +105,7 @@ def test_memory_is_bounded() -> None:
 def test_a_line_without_an_end_is_cut() -> None:
     bar = b"\rTraining:  13%|#3   | 13/100" * 200_000
     diagnosis = diagnose_chunks(
-        [bar[i : i + 1 << 16] for i in range(0, len(bar), 1 << 16)] + [b"\n" + OOM.encode()]
+        [bar[i : i + (1 << 16)] for i in range(0, len(bar), 1 << 16)] + [b"\n" + OOM.encode()]
     )
     assert kinds(diagnosis) == ["cuda-oom"]
 

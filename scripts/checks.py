@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FAST = ["lint", "tests"]
-FULL = [*FAST, "lock", "audit", "patches", "stack", "train", "image"]
+FULL = [*FAST, "lock", "audit", "patches", "vllm", "stack", "train", "image"]
 
 
 def run_session(name: str, arguments: list[str], folder: Path) -> list[dict[str, object]]:

@@ -45,8 +45,6 @@ _CUDA = (
     # What p40-ppo has on top of the demo: offloads, checkpointing, entropy in chunks.
     "trainer.device=cuda",
     "actor_rollout_ref.model.enable_gradient_checkpointing=true",
-    "actor_rollout_ref.actor.entropy_from_logits_with_chunking=true",
-    "actor_rollout_ref.ref.entropy_from_logits_with_chunking=true",
     "actor_rollout_ref.actor.fsdp_config.param_offload=false",
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true",
     "critic.model.enable_gradient_checkpointing=true",

@@ -44,6 +44,8 @@ class Finding:
     fix: tuple[str, ...]
     read: tuple[str, ...]
     versions: str
+    said: Line
+    """The line that the rule speaks on; ``evidence`` may begin with an earlier one."""
     evidence: tuple[Line, ...]
     details: dict[str, str] = field(default_factory=dict)
 
@@ -84,6 +86,7 @@ def _finding(hit: Hit, *, why: str = "") -> Finding:
         fix=tuple(line.format_map(values) for line in rule.fix),
         read=rule.read,
         versions=rule.versions,
+        said=hit.line,
         evidence=hit.evidence,
         details=hit.groups,
     )
@@ -234,6 +237,11 @@ def _with_memory(
     )
 
 
+def suspicion(text: str) -> int:
+    """How much a line looks like the reason of a failure: 0 not at all, 5 it names an exception."""
+    return max((score for score, pattern in _SUSPICIOUS if pattern.search(text)), default=0)
+
+
 def _suspicious(scanned: Scanned, told: set[int]) -> tuple[Line, ...]:
     """The lines that most look like the reason, in the log's order; the last ones otherwise."""
     scored: list[tuple[int, int, Line]] = []
@@ -244,7 +252,7 @@ def _suspicious(scanned: Scanned, told: set[int]) -> tuple[Line, ...]:
         plain = re.sub(r"\d+", "0", line.text).strip()
         if plain in texts or not plain:
             continue
-        score = max((s for s, pattern in _SUSPICIOUS if pattern.search(line.text)), default=0)
+        score = suspicion(line.text)
         if score:
             texts.add(plain)
             late = 1 if line.number > scanned.progress else 0

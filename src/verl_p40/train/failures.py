@@ -6,6 +6,10 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verl_p40.diagnose import Diagnosis
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY_PREFIX = re.compile(r"^\([\w.:<>-]+ pid=\d+(?:, ip=[\d.]+)?\)\s?")
@@ -13,25 +17,14 @@ _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _METRICS = re.compile(r"step:\d+ - ")
 """verl's console logger: a kilobyte of numbers a step, which metrics.jsonl has too."""
 _WIDTH = 400
-_TRACEBACK = "Traceback (most recent call last):"
-_ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:\((?P<inner>[\w.]+)\))?(?::\s?(?P<text>.*))?$")
-_FOLLOWERS = ("ActorDiedError", "WorkerCrashedError", "RaySystemError", "ActorUnavailableError")
-"""Errors that say that a process is gone, not why."""
-_CHAIN = (
-    "The above exception was the direct cause",
-    "During handling of the above exception",
-    "Set the environment variable HYDRA_FULL_ERROR",
-)
-_SIGNS = re.compile(
-    r"(out of memory|OutOfMemory|No space left on device|Segmentation fault|SIGSEGV|SIGABRT"
-    r"|SIGBUS|core dumped|memory usage threshold|unhandled exception)",
-    re.IGNORECASE,
-)
+_AN_ERROR = 4
+"""Suspicion from which a line names an error, rather than mentions one."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """``headline`` is one line; ``lines`` the last lines around it, without Ray's prefixes."""
+    """``headline`` is one line of the log, ``lines`` the last ones before it without Ray's
+    prefixes, and after it what `verl-p40 diagnose` knows of it, if anything."""
 
     headline: str
     lines: tuple[str, ...]
@@ -44,44 +37,48 @@ def clean(line: str) -> str:
 
 
 def explain(log: str, *, around: int = 12) -> Failure:
-    """Find the error in a log.
+    """Find the error in a log, as `verl-p40 diagnose` does.
 
-    The first traceback whose error is not Ray's report of a dead process counts; then a line
-    with a known sign of a killed process; else the log names none, and its last lines follow.
-    Metrics and overlong lines are left out or cut.
+    The line that shows the root cause counts; then the line that most looks like an error; then
+    a report of a dead process; else the log names none, and its last lines follow. Metrics and
+    overlong lines are left out or cut.
     """
-    lines = [clean(line) for line in log.splitlines()]
-    lines = [line[:_WIDTH] for line in lines if not _METRICS.match(line)]
-    errors = _errors(lines)
-    causes = [e for e in errors if not any(name in lines[e] for name in _FOLLOWERS)]
-    for index in [*causes, *_signs(lines), *errors]:
-        start = max(0, index - around + 1)
-        return Failure(lines[index], tuple(line for line in lines[start : index + 1] if line))
-    last = [line for line in lines if line][-around:]
-    return Failure("the log names no error", tuple(last))
+    # Here, for the rules take a third of a second to load, and a run that goes well needs none.
+    from verl_p40.diagnose import diagnose_chunks
+
+    lines = [clean(line)[:_WIDTH] for line in log.split("\n")]
+    diagnosis = diagnose_chunks([log.encode("utf-8", "replace")])
+    number = _error(diagnosis)
+    shown = lines[:number] if number else lines
+    last = [line for line in shown if line and not _METRICS.match(line)][-around:]
+    headline = lines[number - 1] if number else "the log names no error"
+    return Failure(headline, (*last, *_known(diagnosis)))
 
 
-def _errors(lines: Sequence[str]) -> list[int]:
-    """Indices of the lines that name an exception at the end of a traceback."""
-    found = []
-    inside = False
-    for index, line in enumerate(lines):
-        if line.startswith(_TRACEBACK):
-            inside = True
-        elif inside and line and not line.startswith((" ", "\t")):
-            match = _ERROR.match(line)
-            if match is None or line.startswith(_CHAIN):
-                continue
-            if match["kind"].endswith("RayTaskError"):
-                # Ray's wrapper: the worker's own frames and error follow.
-                continue
-            found.append(index)
-            inside = False
-    return found
+def _error(diagnosis: Diagnosis) -> int:
+    """The number of the line that names the error, 0 where none does."""
+    from verl_p40.diagnose.judge import suspicion
+
+    if diagnosis.causes:
+        return diagnosis.causes[0].said.number
+    telling = [
+        line
+        for line in diagnosis.suspicious
+        if line.number > diagnosis.progress and suspicion(line.text) >= _AN_ERROR
+    ]
+    if telling:
+        return max(telling, key=lambda line: suspicion(line.text)).number
+    return diagnosis.symptoms[0].said.number if diagnosis.symptoms else 0
 
 
-def _signs(lines: Sequence[str]) -> list[int]:
-    return [index for index, line in enumerate(lines) if _SIGNS.search(line)]
+def _known(diagnosis: Diagnosis) -> Sequence[str]:
+    if not diagnosis.causes:
+        return ()
+    cause = diagnosis.causes[0]
+    return (
+        f"cause ({cause.confidence} confidence): {cause.text}",
+        *(f"try: {f}" for f in cause.fix),
+    )
 
 
 def describe_exit(code: int) -> str:

@@ -38,7 +38,10 @@ The actor is dead because its worker process has died. Worker exit type: SYSTEM_
 def test_the_worker_s_own_error_is_the_headline() -> None:
     found = explain(WORKER_ERROR)
     assert found.headline == "AssertionError: rollout world_size: 1 is not divisible by infer_tp: 2"
-    assert found.lines[-1] == found.headline
+    error, known, remedy = found.lines[-3:]
+    assert error == found.headline
+    assert known.startswith("cause (high confidence): The tensor-parallel size does not divide")
+    assert remedy.startswith("try: actor_rollout_ref.rollout.tensor_model_parallel_size=1")
     assert not any("WorkerDict pid" in line or "\x1b" in line for line in found.lines)
 
 
@@ -52,9 +55,10 @@ def test_the_first_cause_before_a_dead_actor() -> None:
 
 
 def test_a_sign_of_a_killed_process_before_a_dead_actor() -> None:
-    sign = "(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM)\n"
-    sign += "(WorkerDict pid=7) *** SIGSEGV received at time=1 on cpu 0 ***\n"
+    killed = "(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM)\n"
+    sign = "(WorkerDict pid=7) *** SIGSEGV received at time=1 on cpu 0 ***\n"
     assert explain(sign + DIED).headline == "*** SIGSEGV received at time=1 on cpu 0 ***"
+    assert explain(killed + sign + DIED).headline == killed.rstrip()
 
 
 def test_a_dead_actor_when_there_is_nothing_better() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from verl_p40.diagnose import memory
-from verl_p40.diagnose.match import Hit, around, hits
+from verl_p40.diagnose.match import Hit, around, code_lines, hits
 from verl_p40.diagnose.model import Confidence
 from verl_p40.diagnose.scan import Line, Scanned
 
@@ -110,7 +110,11 @@ def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]
         # The run did die after its last step; what it died of was printed before that.
         fatal, overcome = overcome, []
     accepted, followed = _weigh(fatal, scanned)
-    causes = [_with_memory(_finding(hit), hit, scanned, advise) for hit in accepted]
+    unexplained = _unexplained(scanned, everything)
+    causes = [
+        _with_memory(_sober(_finding(hit), hit, number, unexplained), hit, scanned, advise)
+        for number, hit in enumerate(accepted)
+    ]
     seen = [
         *_unique(_finding(hit, why=hit.rule.why) for hit in symptoms),
         *_unique(_finding(hit, why=why) for hit, why in followed),
@@ -136,6 +140,39 @@ def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]
         progress=scanned.progress,
         dropped=scanned.dropped,
     )
+
+
+def _unexplained(scanned: Scanned, everything: Sequence[Hit]) -> list[Line]:
+    """Lines that name an exception on which no rule speaks."""
+    known = {line.position for hit in everything for line in hit.evidence}
+    code = code_lines(scanned.lines)
+    return [
+        line
+        for line in scanned.lines
+        if line.hot
+        and not line.mild
+        and line.position not in known
+        and line.position not in code
+        and _ERROR.match(line.text)
+    ]
+
+
+def _sober(finding: Finding, hit: Hit, number: int, unexplained: Sequence[Line]) -> Finding:
+    """High confidence is for a program's own error that nothing in the log puts in doubt."""
+    if finding.confidence != "high":
+        return finding
+    doubt = ""
+    if hit.line.mild:
+        doubt = "the program calls this line a warning, and may have gone on"
+    elif number and hit.rule.weight < 4:
+        doubt = "another fault came first, and this one may follow from it"
+    elif not _ERROR.match(hit.line.text) and any(
+        line.source == hit.line.source and line.position > hit.line.position for line in unexplained
+    ):
+        doubt = "an error that is not known here came after it"
+    if not doubt:
+        return finding
+    return replace(finding, confidence="medium", why=f"{finding.why.rstrip('.')}; but {doubt}.")
 
 
 def _one_a_line(found: Sequence[Hit]) -> list[Hit]:

@@ -49,6 +49,11 @@ _PROGRESS = re.compile(
     rb"|application startup complete|uvicorn running on|\bepoch .*\bloss\b.*\blr\b"
     rb"|training progress: % .*it/s|step/: loss"
 )
+_LEVEL_WITHIN = 160
+_MILD = re.compile(
+    r"^(?!.*\b(?:ERROR|CRITICAL|FATAL)\b)(?:.*(?<!NCCL )\b(?:WARN(?:ING)?|INFO|DEBUG|NOTE)\b"
+    r"|.*\b\w*Warning: |[WI]\d{4} \d\d:|\[W\b|[Ww]arning: )"
+)
 _SIGNS = (b"step", b"loss", b"throughput", b"startup", b"uvicorn", b"it/s")
 """One of them is in every match of ``_PROGRESS``, and found much faster."""
 
@@ -63,6 +68,8 @@ class Line:
     hot: bool
     key: int
     position: int = 0
+    mild: bool = False
+    """Its program calls it a warning or a note."""
 
 
 @dataclass
@@ -213,4 +220,12 @@ def _lines(number: int, data: bytes, *, hot: bool, key: int, position: int = 0) 
         parts = [*telling[:20], parts[-1]]
     for offset, part in enumerate(parts):
         cleaned = clean(part)
-        yield Line(number, cleaned.text, cleaned.source, hot, key, position + offset)
+        yield Line(
+            number,
+            cleaned.text,
+            cleaned.source,
+            hot,
+            key,
+            position + offset,
+            mild=hot and _MILD.search(part[:_LEVEL_WITHIN]) is not None,
+        )

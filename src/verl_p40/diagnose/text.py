@@ -9,6 +9,8 @@ WIDTH = 4000
 """Characters of a line that are looked at; tracebacks with a tensor in them are longer."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
+_QUOTED = re.compile(r"^(?:> ?)+(?=\S|\s)|^\*\*(?=\S)|\*\*$|^`+(?=\S)|(?<=\S)`+$")
+"""What a report pasted into an issue puts around a line: a quote, bold, code."""
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
@@ -62,6 +64,8 @@ def clean(line: str) -> Cleaned:
             break
         else:
             break
+    if text[:1] in ">*`":
+        text = _QUOTED.sub("", text)
     return Cleaned(_REPEATED.sub("", text)[:WIDTH], source)
 
 

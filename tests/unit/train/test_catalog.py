@@ -16,6 +16,7 @@ def test_the_presets_describe_themselves() -> None:
         "p40-grpo-1.5b",
         "p40-lora",
         "p40-ppo",
+        "p40-ppo-vllm",
         "p40-recipe",
         "p40x2",
         "p40x4",

@@ -21,10 +21,12 @@ from verl_p40.train.compose import (
 
 
 @pytest.mark.parametrize("name", catalog.names())
-def test_every_preset_is_fp32_eager_hf_and_uncompiled(name: str, verl_config: Path) -> None:
+def test_every_preset_is_fp32_eager_and_uncompiled(name: str, verl_config: Path) -> None:
     config = compose(name, [], verl_config).config
     assert select(config, "actor_rollout_ref.rollout.dtype") == "float32"
-    assert select(config, "actor_rollout_ref.rollout.name") == "hf"
+    rollout = "vllm" if name.endswith("-vllm") else "hf"
+    assert select(config, "actor_rollout_ref.rollout.name") == rollout
+    assert select(config, "actor_rollout_ref.rollout.enable_prefix_caching") is False
     for model in ("actor_rollout_ref.model", "critic.model"):
         assert select(config, f"{model}.override_config.attn_implementation") == "eager"
     for section in (

@@ -33,6 +33,8 @@ class ExitCode(IntEnum):
     """The training process failed."""
     TRIPWIRE = 10
     """The precision tripwire met a half-precision tensor."""
+    WARNING = 11
+    """A check ran to its end and found nothing worse than something that works for now."""
     INTERRUPTED = 130
     """Stopped by Ctrl-C or SIGTERM."""
 

@@ -25,6 +25,7 @@ app = typer.Typer(
 GROUPS = (
     "train",
     "plan",
+    "doctor",
     "diagnose",
     "monitor",
     "health",

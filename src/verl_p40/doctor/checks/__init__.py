@@ -1,0 +1,1 @@
+"""One module a group; whatever lies in here is found."""

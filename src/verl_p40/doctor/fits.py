@@ -1,0 +1,83 @@
+"""Which presets a card and a host are enough for, by the memory planner."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from verl_p40.errors import VerlP40Error
+from verl_p40.patches.queue import load_queue
+from verl_p40.plan import fit
+from verl_p40.plan.fit import Plan
+from verl_p40.stack import env, paths, pins
+from verl_p40.stack.env import StackEnv
+from verl_p40.train import catalog
+from verl_p40.train.compose import compose
+from verl_p40.train.source import config_folder
+
+MAIN = "p40-ppo"
+"""The preset whose plan the host's memory and disk are judged by."""
+
+_hydra = threading.Lock()
+"""hydra keeps its state in the process: one composition at a time."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A preset and its plan on a card; ``problem`` says why there is none."""
+
+    name: str
+    plan: Plan | None
+    problem: str = ""
+
+
+def stack_env() -> StackEnv | None:
+    """The environment that training would use: the adopted one, else a current one, else any.
+
+    Raises:
+        MachineError: VERL_P40_ENV names no environment.
+    """
+    found = env.adopted()
+    if found is not None:
+        return found
+    ready = sorted(env.installed(), key=lambda each: not env.is_current(each))
+    return ready[0] if ready else None
+
+
+def verl_config() -> Path | None:
+    """The folder of verl's config, if nothing has to be downloaded for it."""
+    queue = load_queue()
+    release = pins.load().find_release("verl")
+    kept = paths.cache_home() / "trees"
+    found = stack_env()
+    if found is None and not any(
+        kept.glob(f"verl-{release.version}-*-{queue.digest[:12]}/verl/trainer/config")
+    ):
+        return None
+    try:
+        return config_folder(found)
+    except VerlP40Error:
+        return None
+
+
+@lru_cache(maxsize=8)
+def plans(card: int) -> tuple[Planned, ...]:
+    """Every preset planned on a card of ``card`` bytes; empty without verl's config."""
+    with _hydra:
+        folder = verl_config()
+        return () if folder is None else tuple(_plan(n, card, folder) for n in catalog.names())
+
+
+def _plan(name: str, card: int, folder: Path) -> Planned:
+    try:
+        return Planned(name, fit.make_plan(compose(name, (), folder).config, card))
+    except VerlP40Error as error:
+        return Planned(name, None, error.message)
+
+
+def main_plan() -> Plan | None:
+    """The plan of :data:`MAIN` on a P40 with ECC."""
+    found = plans(fit.default_card())
+    return next((each.plan for each in found if each.name == MAIN), None)

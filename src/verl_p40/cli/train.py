@@ -56,6 +56,15 @@ def train(
         bool,
         typer.Option("--tripwire", help="Stop at the first half-precision tensor (slower)."),
     ] = False,
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="How often to try again, from the newest checkpoint, without getting further; 0 "
+            "stops at the first failure. Default: $VERL_P40_RETRIES, or 3.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Train with verl, and go on where an interrupted run of the same command stopped.
@@ -69,7 +78,7 @@ def train(
     from verl_p40.train.view import PlainView, choose
 
     preset, overrides = split_arguments(arguments or [])
-    request = Request(preset, overrides, run, runs_dir, new, tripwire)
+    request = Request(preset, overrides, run, runs_dir, new, tripwire, retries)
     if dry_run:
         _, document = launch.dry_run(request, _say)
         print_json(document) if as_json else _print_dry_run(document)
@@ -134,6 +143,10 @@ def _print_summary(document: dict[str, Any], out: Console) -> None:
         line("accuracy", change(document["accuracy"]) + "  (greedy, on the validation set)")
     if document["tripwire_operators"]:
         line("tripwire", f"{document['tripwire_operators']:,} operators, no half precision")
+    if document["attempts"] > 1:
+        line("attempts", str(document["attempts"]))
+    for rung in document["ladder"]:
+        line("ladder", f"{rung['what']}: {' '.join(rung['overrides'])}")
     line("run folder", document["run"])
     line("log", document["log"])
     if document["status"] in ("finished", "already finished"):

@@ -146,16 +146,22 @@ def _training(runs_dir: str, beat: Beat) -> Health:
         )
     step, total = beat.get("step"), beat.get("total")
     what = f"{name}: {beat.get('phase')}, step {step} of {total}"
-    trained = _number(beat, "median_step_seconds")
-    if not trained:
-        # The first step compiles, warms up and allocates: nothing to compare it with.
-        return _judge(_age(beat, "progress"), limit("VERL_P40_HEALTH_START"), what)
-    allowed = max(
-        limit("VERL_P40_HEALTH_STEP"),
-        MEDIANS * trained,
-        SLOWEST * _number(beat, "slowest_step_seconds"),
+    allowed = step_limit(
+        _number(beat, "median_step_seconds"), _number(beat, "slowest_step_seconds")
     )
     return _judge(_age(beat, "progress"), allowed, what)
+
+
+def step_limit(median: float, slowest: float) -> float:
+    """Seconds that training may take without getting on, by the last steps' (0: none yet).
+
+    Raises:
+        LimitError: a variable holds no number of seconds.
+    """
+    if not median:
+        # The first step compiles, warms up and allocates: nothing to compare it with.
+        return limit("VERL_P40_HEALTH_START")
+    return max(limit("VERL_P40_HEALTH_STEP"), MEDIANS * median, SLOWEST * slowest)
 
 
 def _judge(since: float, allowed: float, what: str) -> Health:

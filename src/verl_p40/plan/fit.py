@@ -64,6 +64,8 @@ class Change:
     what: str
     cost: str
     overrides: tuple[str, ...]
+    resumable: bool = True
+    """False: checkpoints written before it cannot be loaded after it."""
 
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
@@ -96,7 +98,7 @@ def changes(plan: Plan, compose: Compose, model: ModelShape | None = None) -> li
         return []
     taken: list[Change] = []
     current = plan
-    for candidate in _candidates(plan.setup):
+    for candidate in candidates(plan.setup):
         trial = _replan(compose, [*taken, candidate], plan.card, model)
         if trial.margin <= current.margin:
             continue
@@ -126,7 +128,8 @@ def _needed(
     return taken
 
 
-def _candidates(setup: Setup) -> Iterator[Change]:
+def candidates(setup: Setup) -> Iterator[Change]:
+    """What can be changed about a run to lower its memory, in order of speed lost."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     if setup.actor.eager:
         yield Change(
@@ -212,12 +215,14 @@ def _candidates(setup: Setup) -> Iterator[Change]:
                 f"{actor}.strategy=fsdp2",
                 f"{actor}.fsdp_config.offload_policy=true",
             ),
+            resumable=False,
         )
     if critic is not None and not critic.cpu_policy and setup.device == "cuda":
         yield Change(
             "the critic's weights, gradients and AdamW on the host (fsdp2)",
             "much: weights cross PCIe in every forward pass, AdamW runs on the CPU",
             ("critic.strategy=fsdp2", "critic.model.fsdp_config.offload_policy=true"),
+            resumable=False,
         )
 
 

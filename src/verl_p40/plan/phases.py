@@ -47,6 +47,8 @@ class Phase:
 
     name: str
     parts: Parts
+    moments: tuple[Parts, ...] = ()
+    """Every moment that was looked at; ``parts`` is the largest."""
 
     @property
     def allocated(self) -> int:
@@ -110,7 +112,8 @@ def _with(base: Parts, **more: int) -> Parts:
 
 
 def _largest(name: str, moments: Sequence[Parts]) -> Phase:
-    return Phase(name, max(moments, key=lambda parts: sum(parts.values())))
+    largest = max(moments, key=lambda parts: sum(parts.values()))
+    return Phase(name, largest, tuple(moments))
 
 
 def _load(setup: Setup, base: Parts) -> Phase:

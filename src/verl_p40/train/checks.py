@@ -7,7 +7,6 @@ would otherwise fail minutes later, inside a worker, without saying which settin
 
 from __future__ import annotations
 
-import ctypes
 import json
 import shutil
 from collections.abc import Mapping
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_p40.errors import DiskError, MachineError, UsageError
+from verl_p40.hardware.cards import cards
+from verl_p40.health.check import LIMITS, LimitError, limit
 from verl_p40.train.compose import select
 
 BYTES_PER_PARAMETER = 12
@@ -139,6 +140,19 @@ def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def check_limits() -> None:
+    """Refuse limits of health (after which a trainer hangs, too) that are no seconds.
+
+    Raises:
+        UsageError: naming the variable.
+    """
+    try:
+        for variable in LIMITS:
+            limit(variable)
+    except LimitError as error:
+        raise UsageError(str(error), fix="seconds, as docs/services.md lists them") from error
+
+
 def check_device(config: Mapping[str, Any], preset: str) -> None:
     """Refuse a GPU config on a machine without CUDA, and too few GPUs.
 
@@ -166,15 +180,8 @@ def check_device(config: Mapping[str, Any], preset: str) -> None:
 
 
 def cuda_devices() -> int:
-    """How many CUDA devices the driver shows; 0 without a driver. Loads no toolkit, no torch."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
+    """How many CUDA devices the driver shows; 0 without a driver."""
+    return len(cards())
 
 
 def planned_steps(config: Mapping[str, Any], rows: int) -> int:

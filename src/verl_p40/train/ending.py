@@ -22,6 +22,7 @@ def note_end(run: RunFolder, outcome: Outcome) -> None:
         return
     if outcome.failure:
         details["error"] = outcome.failure.headline
+        details["cause"] = outcome.failure.kind or None
     if outcome.trip:
         details["error"] = outcome.trip.line()
     run.add_event("failure", step=outcome.step, **details)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from verl_p40.hardware.cards import cards
 from verl_p40.train import stopping
 from verl_p40.train.catalog import About
 from verl_p40.train.folder import RunFolder
@@ -38,15 +39,25 @@ _RAY_PATIENCE = {
 
 
 def additions(
-    about: About, run: RunFolder, *, ray_tmp: Path, chained: str | None, device: str
+    about: About,
+    run: RunFolder,
+    *,
+    ray_tmp: Path,
+    chained: str | None,
+    device: str,
+    count: int = 1,
 ) -> dict[str, str]:
     """What is set on top of the caller's environment.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        count: how many cards of this machine are used.
 
     The preset's own variables give way to those the user has set; ours do not.
     """
     preset = {k: v.value for k, v in about.env.items() if k not in os.environ}
     defaults = {
-        k: v for k, v in _defaults(device).items() if k not in os.environ and k not in preset
+        k: v for k, v in _defaults(device, count).items() if k not in os.environ and k not in preset
     }
     ours = {
         "VERL_FILE_LOGGER_PATH": str(run.metrics),
@@ -66,7 +77,7 @@ def additions(
     return {**defaults, **preset, **ours}
 
 
-def _defaults(device: str) -> dict[str, str]:
+def _defaults(device: str, count: int) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
     # Ray sets OMP_NUM_THREADS=1 in its workers unless it is set already.
     threads = min(cores, 8) if device == "cpu" else min(cores, 4)
@@ -76,7 +87,36 @@ def _defaults(device: str) -> dict[str, str]:
         # Ray takes 30 % of the memory for its objects; where /dev/shm is smaller (a container's),
         # it would keep them all on the disk. verl's are a few MB.
         found["RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES"] = str(room)
+    if device == "cuda":
+        # Large blocks are not split, so that they can be given back whole: a card of 24 GB has no
+        # room for fragments. expandable_segments would do more, and vLLM's sleep mode refuses it.
+        found["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:128"
+    if device == "cuda" and count > 1:
+        # One machine: NCCL need not look for InfiniBand, and talks to itself by the loopback,
+        # whatever addresses a container's or a VPN's interface has.
+        found |= {"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
+        if _p2p_hangs([card.capability for card in cards()]):
+            found["NCCL_P2P_DISABLE"] = "1"
     return found
+
+
+_IOMMU = Path("/sys/kernel/iommu_groups")
+_PCIE_ONLY = (6, 1)
+"""The capability of P40, P4, Titan X and GTX 10: none of them has NVLink."""
+
+
+def _p2p_hangs(capabilities: list[tuple[int, int]]) -> bool:
+    """Whether one card's writes into another's memory may never arrive.
+
+    With an IOMMU on, PCIe sends them by way of the root complex, "causing a significant
+    performance reduction or even a hang" (NCCL's Troubleshooting, "PCI Access Control Services").
+    By host memory NCCL is sure to get through; a P40 has no NVLink that would be lost by it.
+    """
+    try:
+        translated = any(_IOMMU.iterdir())
+    except OSError:
+        translated = False
+    return translated and set(capabilities) == {_PCIE_ONLY}
 
 
 _RAY_LEAST = 100_000_000

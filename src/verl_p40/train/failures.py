@@ -17,6 +17,8 @@ _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _METRICS = re.compile(r"step:\d+ - ")
 """verl's console logger: a kilobyte of numbers a step, which metrics.jsonl has too."""
 _WIDTH = 400
+_GONE = ("sigkill-suspected", "abort")
+"""Symptoms of a process that died without saying why."""
 _AN_ERROR = 4
 """Suspicion from which a line names an error, rather than mentions one."""
 
@@ -28,6 +30,13 @@ class Failure:
 
     headline: str
     lines: tuple[str, ...]
+    known: tuple[str, ...] = ()
+    """Of ``lines``, those that say what `verl-p40 diagnose` knows."""
+    kind: str = ""
+    """Of the root cause, as diagnose's rules name it, or else of what shows that a process is gone;
+    empty where neither was found."""
+    model: str = ""
+    """Which of PPO's models was at work when the card's memory ran out."""
 
 
 def clean(line: str) -> str:
@@ -52,7 +61,21 @@ def explain(log: str, *, around: int = 12) -> Failure:
     shown = lines[:number] if number else lines
     last = [line for line in shown if line and not _METRICS.match(line)][-around:]
     headline = lines[number - 1] if number else "the log names no error"
-    return Failure(headline, (*last, *_known(diagnosis)))
+    cause = diagnosis.causes[0] if diagnosis.causes else None
+    known = tuple(_known(diagnosis))
+    return Failure(
+        headline,
+        (*last, *known),
+        known,
+        kind=_kind(diagnosis),
+        model=cause.details.get("model", "") if cause else "",
+    )
+
+
+def _kind(diagnosis: Diagnosis) -> str:
+    if diagnosis.causes:
+        return diagnosis.causes[0].kind
+    return next((s.kind for s in diagnosis.symptoms if s.kind in _GONE), "")
 
 
 def _error(diagnosis: Diagnosis) -> int:

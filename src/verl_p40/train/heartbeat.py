@@ -42,12 +42,17 @@ class Heartbeat:
             "pid_namespace": _pid_namespace(),
             **always,
         }
-        self._progress = time.time()
+        self._progress = time.monotonic()
         self._next = 0.0
+
+    @property
+    def still(self) -> float:
+        """Seconds since something got on."""
+        return time.monotonic() - self._progress
 
     def progressed(self) -> None:
         """Something got on just now."""
-        self._progress = time.time()
+        self._progress = time.monotonic()
         # The next beat tells it soon.
         self._next = min(self._next, time.monotonic() + AT_MOST_EVERY)
 
@@ -57,9 +62,11 @@ class Heartbeat:
         if clock < self._next and not now:
             return
         self._next = clock + EVERY
+        now_is = time.time()
         document = {
-            "time": _iso(time.time()),
-            "progress": _iso(self._progress),
+            "time": _iso(now_is),
+            # By the clock of now: one that was set meanwhile makes nothing look stuck.
+            "progress": _iso(now_is - self.still),
             **self._always,
             **what,
         }

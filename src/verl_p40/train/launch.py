@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +15,25 @@ from verl_p40.errors import DataError, TrainingError, TripwireError
 from verl_p40.stack import env as stack_env
 from verl_p40.stack.env import StackEnv
 from verl_p40.train import (
-    checkpoints,
     checks,
-    envinfo,
     environ,
     heartbeat,
     hubmodels,
     inside,
     process,
+    recovery,
+    room,
     source,
     stopping,
 )
-from verl_p40.train.compose import select, to_yaml
-from verl_p40.train.ending import note_end
-from verl_p40.train.folder import file_text, write_whole
-from verl_p40.train.metrics import History, StepRow, cut_after
+from verl_p40.train.attempts import Attempts, Ready, Result
+from verl_p40.train.compose import select
+from verl_p40.train.ladder import Rung
+from verl_p40.train.metrics import History, StepRow
 from verl_p40.train.plan import Plan, Request, make_plan, python_version, stored_request
 from verl_p40.train.preparation import DataProgress, ViewReport
-from verl_p40.train.supervise import Attempt, Outcome, supervise
+from verl_p40.train.supervise import Outcome
 from verl_p40.train.view import View
-from verl_p40.tripwire import record
 
 Say = Callable[[str], None]
 
@@ -50,6 +47,8 @@ class Summary:
     """None for a run that was finished already."""
     rows: tuple[StepRow, ...]
     total: int | None
+    attempts: int = 0
+    rungs: tuple[Rung, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The ``--json`` document."""
@@ -65,6 +64,8 @@ class Summary:
             "reward": {"from": reward[0], "to": reward[1]} if reward else None,
             "accuracy": {"from": accuracy[0], "to": accuracy[1]} if accuracy else None,
             "seconds": round(self.outcome.seconds, 3) if self.outcome else 0,
+            "attempts": self.attempts,
+            "ladder": [rung.document() for rung in self.rungs],
             "tripwire_operators": self.outcome.operators if self.outcome else 0,
             "log": str(self.plan.run.log),
             "metrics": str(self.plan.run.metrics),
@@ -103,6 +104,7 @@ def dry_run(request: Request, say: Say) -> tuple[Plan, dict[str, Any]]:
         ray_tmp=Path(tempfile.gettempdir()) / f"{process.RAY_TMP_PREFIX}XXXXXXXX",
         chained=plan.chained,
         device=plan.device,
+        count=plan.cards,
     )
     return plan, {
         "preset": plan.composed.preset,
@@ -145,7 +147,8 @@ def train(request: Request, view: View) -> Summary:
 
 
 def _train(request: Request, view: View) -> Summary:
-    grace = stopping.grace()
+    grace, retries = stopping.grace(), recovery.retries(request.retries)
+    checks.check_limits()
     view.phase("composing the config")
     plan = plan_run(request, view.note)
     for warning in plan.warnings:
@@ -156,22 +159,11 @@ def _train(request: Request, view: View) -> Summary:
     with heartbeat.preparing(plan.run, view) as telling:
         ready = _prepare(plan, telling)
     with process.interruptible() as interrupt, plan.run.hold() as lock:
-        outcome = _attempt(plan, ready, lock, grace, view, interrupt)
-    return _conclude(plan, outcome)
+        result = Attempts(plan, ready, lock, grace, view, interrupt).run(retries)
+    return _conclude(plan, result)
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """What an attempt starts from. ``report`` is :mod:`verl_p40.train.inside`'s."""
-
-    stack: StackEnv
-    patch_digest: str
-    models: hubmodels.Folders
-    report: Mapping[str, Any]
-    total: int
-
-
-def _prepare(plan: Plan, view: View) -> _Ready:
+def _prepare(plan: Plan, view: View) -> Ready:
     """Stack, data and model, made sure of and checked. Nothing is in the run folder yet."""
     stack = _ensure_stack(plan, view)
     patch_digest = source.check_tree(stack)
@@ -184,7 +176,9 @@ def _prepare(plan: Plan, view: View) -> _Ready:
     checks.check_steps(plan.config, rows)
     total = checks.planned_steps(plan.config, rows)
     checks.check_disk(config, plan.run.path, total - plan.step)
-    return _Ready(stack, patch_digest, models, report, total)
+    for warning in room.check_room(config, plan.composed.preset):
+        view.note(f"warning: {warning}")
+    return Ready(stack, patch_digest, models, report, total)
 
 
 def _ensure_stack(plan: Plan, view: View) -> StackEnv:
@@ -238,106 +232,6 @@ def preflight(stack: StackEnv, config: Mapping[str, Any]) -> dict[str, Any]:
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "true", "USE_TF": "0"}
 
 
-def _attempt(
-    plan: Plan,
-    ready: _Ready,
-    lock: int,
-    grace: float,
-    view: View,
-    interrupt: process.Interrupt,
-) -> Outcome:
-    """Under the folder's lock: write what belongs in it, start, follow, and note the end."""
-    run, ray_tmp = plan.run, process.make_ray_tmp()
-    stack, total = ready.stack, ready.total
-    added = environ.additions(
-        plan.composed.about, run, ray_tmp=ray_tmp, chained=plan.chained, device=plan.device
-    )
-    command = plan.command(stack.python, *hubmodels.overrides(ready.models))
-    try:
-        process.remove_ray_tmp(str(run.read_env().get("ray_tmp", "")))
-        _set_back(plan, view)
-        write_whole(run.config, _config_text(plan))
-        document = envinfo.collect(
-            preset=plan.composed.preset,
-            overrides=plan.composed.overrides,
-            digest=plan.digest,
-            command=command,
-            environ=added,
-            stack=stack,
-            patch_digest=ready.patch_digest,
-            versions=ready.report["versions"],
-            ray_tmp=ray_tmp,
-        )
-        document["preset_source"] = plan.composed.source
-        document["rows"] = int(ready.report["rows"])
-        document["total_steps"] = total
-        write_whole(run.env, file_text(document))
-        _head(plan, command)
-        kind = "resume" if plan.action == "resume" else "start"
-        run.add_event(kind, step=plan.step, total=total, pid=os.getpid())
-        attempt = Attempt(
-            run=run,
-            command=command,
-            environ=environ.apply(stack.environ(), added),
-            cwd=Path.cwd(),
-            lock=lock,
-            total=total,
-            from_step=plan.step,
-            tripwire=plan.tripwire,
-            stop=stopping.OrderlyStop(
-                file=stopping.file_in(ray_tmp), grace=grace, saves=_saves(plan)
-            ),
-            val_only=bool(select(plan.config, "trainer.val_only")),
-        )
-        outcome = supervise(attempt, view, interrupt)
-        note_end(run, outcome)
-        return outcome
-    finally:
-        process.remove_ray_tmp(ray_tmp)
-
-
-def _saves(plan: Plan) -> bool:
-    """Whether verl writes checkpoints in this run."""
-    frequency = int(select(plan.config, "trainer.save_freq") or -1)
-    return frequency > 0 and not select(plan.config, "trainer.val_only")
-
-
-def _set_back(plan: Plan, view: View) -> None:
-    """Bring the folder to the step it goes on from, and say so."""
-    run = plan.run
-    record.clear(run.path)
-    if plan.action == "start":
-        view.note(f"starting {run.path}")
-        return
-    keep = select(plan.config, "trainer.max_actor_ckpt_to_keep")
-    step = plan.step if plan.action == "resume" else None
-    checkpoints.prepare_resume(run.checkpoints, step, keep=int(keep) if keep else None)
-    dropped = cut_after(run.metrics, plan.step if step is not None else -1)
-    total = run.read_env().get("total_steps")
-    if plan.action == "restart":
-        done = f" (it had reached step {dropped})" if dropped else ""
-        view.note(f"{run.path} has no checkpoint to go on from{done}: starting over")
-        return
-    again = f"; steps {step + 1 if step else 1}-{dropped} are done again" if dropped else ""
-    wanted = select(plan.config, "trainer.total_training_steps") or total
-    view.note(f"resuming {run.path} from step {plan.step} of {wanted}{again}")
-
-
-def _config_text(plan: Plan) -> str:
-    head = (
-        f"# The whole config of this run, resolved, from preset {plan.composed.preset}.\n"
-        f"# Overrides: {' '.join(plan.composed.overrides) or 'none'}\n"
-    )
-    return head + to_yaml(plan.config)
-
-
-def _head(plan: Plan, command: tuple[str, ...]) -> None:
-    """A line in train.log where an attempt begins."""
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    with plan.run.log.open("a", encoding="utf-8") as log:
-        log.write(f"=== verl-p40 {now} {plan.action} at step {plan.step}: {' '.join(command)}\n")
-
-
 def _finished(plan: Plan) -> Summary:
     history = History.read(plan.run.metrics)
     if plan.run.finished_at() is None:
@@ -345,16 +239,18 @@ def _finished(plan: Plan) -> Summary:
     return Summary(plan, None, tuple(history.rows()), plan.step)
 
 
-def _conclude(plan: Plan, outcome: Outcome) -> Summary:
-    run = plan.run
+def _conclude(plan: Plan, result: Result) -> Summary:
+    run, outcome = plan.run, result.outcome
     if outcome.status == "tripped" and outcome.trip is not None:
         raise TripwireError(outcome.trip.line(), fix=f"the whole log is {run.log}")
     if outcome.status == "failed" and outcome.failure is not None:
         at = f"after step {outcome.step}" if outcome.step else "before the first step"
         lines = "".join(f"\n  | {line}" for line in outcome.failure.lines)
+        why = f"\n  {result.why}" if result.why else ""
         raise TrainingError(
             f"the trainer failed while {outcome.phase}, {at} ({outcome.exit_text}): "
-            f"{outcome.failure.headline}{lines}",
+            f"{outcome.failure.headline}{lines}{why}",
             fix=f"read {run.log}; after a remedy, `{plan.user_command()}` goes on",
         )
-    return Summary(plan, outcome, tuple(outcome.history.rows()), outcome.total)
+    rows = tuple(outcome.history.rows())
+    return Summary(plan, outcome, rows, outcome.total, result.attempts, result.rungs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import shutil
@@ -64,6 +65,8 @@ class Request:
     runs_dir: Path | None = None
     new: bool = False
     tripwire: bool = False
+    retries: int | None = None
+    """How often to try again without getting further; None: what the environment says."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ class Plan:
     @property
     def device(self) -> str:
         return str(select(self.config, "trainer.device"))
+
+    @property
+    def cards(self) -> int:
+        """Cards (on the CPU: workers) of this machine that verl uses."""
+        return int(select(self.config, "trainer.n_gpus_per_node"))
 
     @property
     def flavor(self) -> FlavorName:
@@ -170,6 +178,7 @@ def stored_request(request: Request) -> Request:
         runs_dir=request.runs_dir,
         new=request.new,
         tripwire=request.tripwire,
+        retries=request.retries,
     )
 
 
@@ -195,7 +204,7 @@ def make_plan(request: Request, verl_config: Path) -> Plan:
     run = next_free(base) if request.new else base
     assign(config, "trainer.default_local_dir", str(run.checkpoints))
     run.check_free()
-    action, step = _where(run, config, request)
+    action, step = _where(run, config)
     return Plan(
         composed=composed,
         config=config,
@@ -207,6 +216,12 @@ def make_plan(request: Request, verl_config: Path) -> Plan:
         tripwire=request.tripwire,
         chained=str(chained) if chained and chained != ARM_MODULE else None,
     )
+
+
+def go_on(plan: Plan) -> Plan:
+    """The plan of the next attempt at the same run, after one that failed."""
+    action, step = _where(plan.run, plan.config)
+    return dataclasses.replace(plan, action=action, step=step)
 
 
 def _folder(request: Request, name: str) -> RunFolder:
@@ -250,7 +265,7 @@ def _check_estimator(config: Mapping[str, Any]) -> None:
         )
 
 
-def _where(run: RunFolder, config: Config, request: Request) -> tuple[Action, int]:
+def _where(run: RunFolder, config: Config) -> tuple[Action, int]:
     """What is to be done in ``run``, and from which step."""
     if not run.started():
         if run.path.exists() and any(p.name[0] != "." for p in run.path.iterdir()):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from verl_p40.health.check import clock, step_limit
 from verl_p40.train import checkpoints, process
 from verl_p40.train.failures import Failure, describe_exit, explain
 from verl_p40.train.folder import RunFolder
@@ -57,6 +58,8 @@ class Outcome:
     seconds: float
     phase: str
     exit_text: str = ""
+    signalled: bool = False
+    """The trainer died of a signal that was not ours."""
     failure: Failure | None = None
     trip: record.Trip | None = None
     operators: int = 0
@@ -123,6 +126,16 @@ class _Follower:
             **step_seconds(self._recent),
         )
 
+    def hangs(self) -> str:
+        """In words, when nothing has got on for longer than health allows; else empty."""
+        seconds = step_seconds(self._recent)
+        limit = step_limit(
+            seconds.get("median_step_seconds", 0.0), seconds.get("slowest_step_seconds", 0.0)
+        )
+        if self._heartbeat.still <= limit:
+            return ""
+        return f"the trainer hangs: it has not got on for {clock(limit)}"
+
     def _step(self, row: StepRow) -> None:
         if row.accuracy is not None:
             self.attempt.run.add_event("validation", step=row.step, accuracy=row.accuracy)
@@ -151,16 +164,18 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
         grace=GRACE,
     )
     unarmed = ended_by_us = False
+    hangs = ""
     try:
-        while child.poll() is None and not unarmed:
+        while child.poll() is None and not unarmed and not hangs:
             follower.drain()
             unarmed = _unarmed(attempt, follower)
+            hangs = follower.hangs()
             if attempt.stop.is_over(interrupt, stepping=follower.phases.stepping, view=view):
                 break
             time.sleep(_POLL)
         ended_by_us = child.poll() is None
         if ended_by_us:
-            view.phase(f"stopping ({interrupt.name or 'the tripwire is not armed'})")
+            view.phase(f"stopping ({interrupt.name or hangs or 'the tripwire is not armed'})")
         # The guard needs a moment more than it gives the trainer.
         process.stop(child, grace=GRACE + 15)
     finally:
@@ -171,7 +186,7 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
     follower.drain()
     code = int(child.returncode)
     trip = record.read_trip(attempt.run.path)
-    status, failure = _judge(code, trip, interrupt, follower, unarmed, ended_by_us)
+    status, failure = _judge(code, trip, interrupt, follower, unarmed, hangs, ended_by_us)
     follower.beat(status, now=True)
     return Outcome(
         status=status,
@@ -180,6 +195,7 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
         seconds=time.monotonic() - began,
         phase=follower.phases.current,
         exit_text=describe_exit(code),
+        signalled=code < 0 and not ended_by_us,
         failure=failure,
         trip=trip,
         operators=record.operators(attempt.run.path) if attempt.tripwire else 0,
@@ -203,6 +219,7 @@ def _judge(
     interrupt: process.Interrupt,
     follower: _Follower,
     unarmed: bool,
+    hangs: str,
     ended_by_us: bool,
 ) -> tuple[Status, Failure | None]:
     if trip is not None:
@@ -212,6 +229,9 @@ def _judge(
         return "failed", Failure(text, ())
     if interrupt.asked and ended_by_us:
         return "interrupted", None
+    if hangs and ended_by_us:
+        found = explain(follower.attempt_log())
+        return "failed", replace(found, headline=hangs, kind="hang")
     if code != 0:
         return "failed", explain(follower.attempt_log())
     total, step = follower.total, follower.history.last_step

@@ -1,0 +1,243 @@
+"""The attempts at one run, under its folder's lock: start, follow, and go on after a failure."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from verl_p40.stack.env import StackEnv
+from verl_p40.train import (
+    checkpoints,
+    envinfo,
+    environ,
+    hubmodels,
+    ladder,
+    process,
+    stopping,
+)
+from verl_p40.train.compose import select, to_yaml
+from verl_p40.train.ending import note_end
+from verl_p40.train.folder import file_text, write_whole
+from verl_p40.train.heartbeat import Heartbeat
+from verl_p40.train.ladder import Rung
+from verl_p40.train.metrics import cut_after
+from verl_p40.train.plan import Plan, go_on
+from verl_p40.train.recovery import Again, Recovery, Stop
+from verl_p40.train.supervise import Attempt, Outcome, supervise
+from verl_p40.train.view import View, clock
+from verl_p40.tripwire import record
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What an attempt starts from. ``report`` is :mod:`verl_p40.train.inside`'s."""
+
+    stack: StackEnv
+    patch_digest: str
+    models: hubmodels.Folders
+    report: Mapping[str, Any]
+    total: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """How the last attempt ended, how many there were, and the rungs that it ran on.
+
+    ``why`` says why there was no other one, where the failure alone does not.
+    """
+
+    outcome: Outcome
+    attempts: int
+    rungs: tuple[Rung, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """All attempts of one command at ``plan``'s run. ``lock`` is the folder's, held."""
+
+    plan: Plan
+    ready: Ready
+    lock: int
+    grace: float
+    view: View
+    interrupt: process.Interrupt
+
+    def run(self, retries: int) -> Result:
+        """Until the run is finished, stopped, or fails in a way that trying again cannot mend."""
+        plan, number = self.plan, 1
+        recovery = Recovery(retries)
+        rungs = ladder.stored(plan.run.read_env()) if plan.action != "start" else ()
+        for rung in rungs:
+            self.view.note(f"memory ran out before, so: {rung.what}")
+        while True:
+            outcome = self._one(plan, rungs)
+            if outcome.status != "failed":
+                return Result(outcome, number, rungs)
+            verdict = recovery.decide(
+                outcome, plan.step, functools.partial(self._lower, rungs, outcome)
+            )
+            if isinstance(verdict, Stop):
+                return Result(outcome, number, rungs, verdict.why)
+            if verdict.rung is not None:
+                rungs = (*rungs, verdict.rung)
+            self._tell(outcome, verdict)
+            if not self._wait(verdict.wait, outcome):
+                stopped = replace(outcome, status="interrupted", signal=self.interrupt.name)
+                note_end(plan.run, stopped)
+                return Result(stopped, number, rungs)
+            plan = go_on(plan)
+            if plan.action == "finished":
+                # It died between its last checkpoint and its end.
+                done = replace(outcome, status="finished", failure=None)
+                note_end(plan.run, done)
+                return Result(done, number, rungs)
+            number += 1
+
+    def _lower(self, rungs: Sequence[Rung], outcome: Outcome) -> Rung | None:
+        if outcome.failure is None:
+            return None
+        config = hubmodels.substituted(self.plan.config, self.ready.models)
+        return ladder.next_rung(config, rungs, outcome.failure, outcome.phase)
+
+    def _tell(self, outcome: Outcome, verdict: Again) -> None:
+        """Cause and fix, and what is done now, on the screen and in the run's events."""
+        view, failure = self.view, outcome.failure
+        assert failure is not None
+        at = f"after step {outcome.step}" if outcome.step else "before the first step"
+        view.note(f"failed while {outcome.phase}, {at} ({outcome.exit_text}): {failure.headline}")
+        for line in failure.known:
+            view.note(f"  {line}")
+        details: dict[str, Any] = {"wait": verdict.wait, "cause": failure.kind or None}
+        if verdict.rung is not None:
+            details["ladder"] = verdict.rung.document()
+            view.note(f"going on with less memory: {verdict.rung.what} ({verdict.rung.cost})")
+            view.note(f"  {' '.join(verdict.rung.overrides)}")
+        else:
+            view.note(f"trying again in {verdict.wait:.0f} s")
+        self.plan.run.add_event("retry", step=outcome.step, **details)
+
+    def _wait(self, seconds: float, outcome: Outcome) -> bool:
+        """False when a signal came meanwhile."""
+        heartbeat = Heartbeat(self.plan.run.heartbeat, run=self.plan.run.name)
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not self.interrupt.asked:
+            phase = f"waiting to try again: {clock(left)}"
+            self.view.phase(phase)
+            self.view.tick(rss=0)
+            heartbeat.progressed()
+            heartbeat.beat(
+                state="training",
+                phase=phase,
+                stepping=False,
+                step=outcome.step,
+                total=outcome.total,
+            )
+            time.sleep(min(0.2, left))
+        return not self.interrupt.asked
+
+    def _one(self, plan: Plan, rungs: Sequence[Rung]) -> Outcome:
+        """Write what belongs in the folder, start, follow, and note the end."""
+        run, ready = plan.run, self.ready
+        stack, total = ready.stack, ready.total
+        ray_tmp = process.make_ray_tmp()
+        added = environ.additions(
+            plan.composed.about,
+            run,
+            ray_tmp=ray_tmp,
+            chained=plan.chained,
+            device=plan.device,
+            count=plan.cards,
+        )
+        extra = ladder.overrides(rungs)
+        command = plan.command(stack.python, *hubmodels.overrides(ready.models), *extra)
+        try:
+            process.remove_ray_tmp(str(run.read_env().get("ray_tmp", "")))
+            _set_back(plan, self.view)
+            write_whole(run.config, _config_text(plan))
+            document = envinfo.collect(
+                preset=plan.composed.preset,
+                overrides=plan.composed.overrides,
+                digest=plan.digest,
+                command=command,
+                environ=added,
+                stack=stack,
+                patch_digest=ready.patch_digest,
+                versions=ready.report["versions"],
+                ray_tmp=ray_tmp,
+            )
+            document["preset_source"] = plan.composed.source
+            document["rows"] = int(ready.report["rows"])
+            document["total_steps"] = total
+            document["ladder"] = [rung.document() for rung in rungs]
+            write_whole(run.env, file_text(document))
+            _head(plan, command)
+            kind = "resume" if plan.action == "resume" else "start"
+            run.add_event(kind, step=plan.step, total=total, pid=os.getpid(), settings=extra)
+            attempt = Attempt(
+                run=run,
+                command=command,
+                environ=environ.apply(stack.environ(), added),
+                cwd=Path.cwd(),
+                lock=self.lock,
+                total=total,
+                from_step=plan.step,
+                tripwire=plan.tripwire,
+                stop=stopping.OrderlyStop(
+                    file=stopping.file_in(ray_tmp), grace=self.grace, saves=_saves(plan)
+                ),
+                val_only=bool(select(plan.config, "trainer.val_only")),
+            )
+            outcome = supervise(attempt, self.view, self.interrupt)
+            note_end(run, outcome)
+            return outcome
+        finally:
+            process.remove_ray_tmp(ray_tmp)
+
+
+def _saves(plan: Plan) -> bool:
+    """Whether verl writes checkpoints in this run."""
+    frequency = int(select(plan.config, "trainer.save_freq") or -1)
+    return frequency > 0 and not select(plan.config, "trainer.val_only")
+
+
+def _set_back(plan: Plan, view: View) -> None:
+    """Bring the folder to the step it goes on from, and say so."""
+    run = plan.run
+    record.clear(run.path)
+    if plan.action == "start":
+        view.note(f"starting {run.path}")
+        return
+    keep = select(plan.config, "trainer.max_actor_ckpt_to_keep")
+    step = plan.step if plan.action == "resume" else None
+    checkpoints.prepare_resume(run.checkpoints, step, keep=int(keep) if keep else None)
+    dropped = cut_after(run.metrics, plan.step if step is not None else -1)
+    total = run.read_env().get("total_steps")
+    if plan.action == "restart":
+        done = f" (it had reached step {dropped})" if dropped else ""
+        view.note(f"{run.path} has no checkpoint to go on from{done}: starting over")
+        return
+    again = f"; steps {step + 1 if step else 1}-{dropped} are done again" if dropped else ""
+    wanted = select(plan.config, "trainer.total_training_steps") or total
+    view.note(f"resuming {run.path} from step {plan.step} of {wanted}{again}")
+
+
+def _config_text(plan: Plan) -> str:
+    head = (
+        f"# The whole config of this run, resolved, from preset {plan.composed.preset}.\n"
+        f"# Overrides: {' '.join(plan.composed.overrides) or 'none'}\n"
+    )
+    return head + to_yaml(plan.config)
+
+
+def _head(plan: Plan, command: tuple[str, ...]) -> None:
+    """A line in train.log where an attempt begins."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    with plan.run.log.open("a", encoding="utf-8") as log:
+        log.write(f"=== verl-p40 {now} {plan.action} at step {plan.step}: {' '.join(command)}\n")

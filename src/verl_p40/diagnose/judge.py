@@ -104,8 +104,9 @@ def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]
     symptoms = [h for h in spoken if h.rule.role == "symptom" and h.line.position not in covered]
     candidates = [h for h in spoken if h.rule.role == "cause"]
     candidates = [h for h in candidates if not _forgiven(h, harmless)]
-    overcome = [h for h in candidates if _last(h, candidates) <= scanned.progress]
-    fatal = [h for h in candidates if _last(h, candidates) > scanned.progress]
+    # A line of progress may tell a fault itself: losses that are NaN.
+    overcome = [h for h in candidates if _last(h, candidates) < scanned.progress]
+    fatal = [h for h in candidates if _last(h, candidates) >= scanned.progress]
     if not fatal and any(hit.last > scanned.progress for hit in symptoms):
         # The run did die after its last step; what it died of was printed before that.
         fatal, overcome = overcome, []

@@ -36,7 +36,7 @@ _HOT = re.compile(
     rb"|denied|refus|invalid|mismatch|xid|nvrm|require|unavailable|undefined|missing|timeout|timed|assert"
     rb"|unknown|unexpected|unrecogni|exceed|too$|warn|exhaust|outof|conflict"
     rb"|incompatib|inconsisten|illegal|corrupt|crash|panic|died|dead|oom|segv|segm|sigbus|sigkill|sigabrt|dumped"
-    rb"|duplicate|insufficient|\bnan\b|\binf\b|must|violat|expired|locked|reject"
+    rb"|duplicate|insufficient|\bnan\b|\binf\b|must|violat|expired|locked|reject|overflow"
     rb"|deprecat|nvml|nvidia-|cuda|libcu|ptx|nvcc|triton|llvm|shm|\bsm_|compute_|capability"
     rb"|overrid|fallback|falling|lost\b|full\b|quota|\bstruct\b"
     rb"|dtype|bfloat|bf16|half\b'|exited|exitcode|sig(?:ill|segv)|cublas|cudnn|nccl|unsat|glibc"
@@ -51,6 +51,8 @@ _PROGRESS = re.compile(
     rb"|application startup complete|uvicorn running on|\bepoch .*\bloss\b.*\blr\b"
     rb"|training progress: % .*it/s|step/: loss"
 )
+_DIVERGED = re.compile(rb"loss'?:? ?nan|grad_norm:nan")
+"""A step was made, and it is worth nothing: the one line of progress that is kept."""
 _LEVEL_WITHIN = 160
 _MILD = re.compile(
     r"^(?!.*\b(?:ERROR|CRITICAL|FATAL)\b)(?:.*(?<!NCCL )\b(?:WARN(?:ING)?|INFO|DEBUG|NOTE)\b"
@@ -137,6 +139,9 @@ class _Memory:
             head = template[:_HEAD]
             if any(sign in head for sign in _SIGNS) and _PROGRESS.search(head):
                 self.progress.add(template)
+                if _DIVERGED.search(template):
+                    self.hot[template] = len(self.hot) + 1
+                    continue
             elif not self._hot_words.isdisjoint(template.split()):
                 self.hot[template] = len(self.hot) + 1
                 continue

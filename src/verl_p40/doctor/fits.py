@@ -14,7 +14,7 @@ from verl_p40.plan.fit import Plan
 from verl_p40.stack import env, paths, pins
 from verl_p40.stack.env import StackEnv
 from verl_p40.train import catalog
-from verl_p40.train.compose import compose
+from verl_p40.train.compose import compose, select
 from verl_p40.train.source import config_folder
 
 MAIN = "p40-ppo"
@@ -26,11 +26,15 @@ _hydra = threading.Lock()
 
 @dataclass(frozen=True)
 class Planned:
-    """A preset and its plan on a card; ``problem`` says why there is none."""
+    """A preset and its plan on a card; ``problem`` says why there is none.
+
+    One for the CPU (``cpu``) has none as long as its model has not been made.
+    """
 
     name: str
     plan: Plan | None
     problem: str = ""
+    cpu: bool = False
 
 
 def stack_env() -> StackEnv | None:
@@ -71,10 +75,13 @@ def plans(card: int) -> tuple[Planned, ...]:
 
 
 def _plan(name: str, card: int, folder: Path) -> Planned:
+    cpu = False
     try:
-        return Planned(name, fit.make_plan(compose(name, (), folder).config, card))
+        config = compose(name, (), folder).config
+        cpu = select(config, "trainer.device") == "cpu"
+        return Planned(name, fit.make_plan(config, card), cpu=cpu)
     except VerlP40Error as error:
-        return Planned(name, None, error.message)
+        return Planned(name, None, error.message, cpu)
 
 
 def main_plan() -> Plan | None:

@@ -71,6 +71,9 @@ class Machine(Protocol):
     def reach(self, host: str, port: int) -> str | None:
         """Connect by TCP: "" when it answers, else why not; None when nobody has tried."""
 
+    def told(self, question: str) -> bool:
+        """Whether a command or a variable was asked for: of a recording, what None means."""
+
 
 class Live:
     """This machine. The same question is asked once."""
@@ -118,6 +121,9 @@ class Live:
 
     def reach(self, host: str, port: int) -> str | None:
         return self._once(("reach", host, port), lambda: _reach(host, port))
+
+    def told(self, question: str) -> bool:
+        return True
 
 
 def _run(words: Sequence[str], limit: float) -> Output | None:

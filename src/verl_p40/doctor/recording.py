@@ -10,7 +10,8 @@
     space: {/dev/shm: {total: 67108864, free: 67108864}}
     reach: {"huggingface.co:443": ""}
 
-A program that is recorded as ``null`` is not installed; one that is not in there was not asked.
+A program that is recorded as ``null`` is not installed, a variable is not set; what is not in there
+was not asked.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Recording(BaseModel):
     commands: dict[str, _Command | None] = {}
     files: dict[str, str | None] = {}
     folders: dict[str, list[str]] = {}
-    variables: dict[str, str] = {}
+    variables: dict[str, str | None] = {}
     space: dict[str, _Space | None] = {}
     reach: dict[str, str] = {}
 
@@ -88,6 +89,9 @@ class Recorded:
 
     def reach(self, host: str, port: int) -> str | None:
         return self.recording.reach.get(f"{host}:{port}")
+
+    def told(self, question: str) -> bool:
+        return question in self.recording.commands or question in self.recording.variables
 
 
 def load(path: Path) -> Recorded:
@@ -142,8 +146,7 @@ class Recorder:
 
     def variable(self, name: str) -> str | None:
         found = self._machine.variable(name)
-        if found is not None:
-            self._recording.variables[name] = redact(found)
+        self._recording.variables[name] = None if found is None else redact(found)
         return found
 
     def space(self, path: str) -> Space | None:
@@ -157,6 +160,9 @@ class Recorder:
         if found is not None:
             self._recording.reach[f"{host}:{port}"] = found
         return found
+
+    def told(self, question: str) -> bool:
+        return True
 
     def write(self, path: Path) -> None:
         """Write the recording: under a temporary name, then renamed.

@@ -13,7 +13,8 @@ from verl_p40.doctor.where import in_container
 from verl_p40.errors import VerlP40Error
 
 MESSAGE = 'could not select device driver "nvidia" with capabilities: [[gpu]]'
-"""The engine's words for a container that asks for a GPU where no NVIDIA runtime is known."""
+"""The engine's words where no NVIDIA runtime is known, for Compose (seen with engine 20.10);
+``docker run --gpus all`` names the driver "" instead."""
 
 TOOLKIT = (
     "sudo apt-get install -y nvidia-container-toolkit   # its repository first: "
@@ -52,6 +53,8 @@ def docker(machine: Machine) -> Outcome:
     if apart(machine):
         return na("inside a container: ask the host")
     said = info(machine)
+    if said is None and not machine.told("docker info"):
+        return na("not recorded")
     if said is None:
         if machine.live and (problem := _by_socket()):
             return na(
@@ -62,6 +65,8 @@ def docker(machine: Machine) -> Outcome:
             "https://docs.docker.com/engine/install",
         )
     version = field(said.text, "Server Version")
+    if not version and field(said.text, "Runtimes"):
+        return na("its version is not told")
     if not version:
         return _unreachable(said)
     if numbers(version)[:2] < numbers(OLDEST_ENGINE):
@@ -131,7 +136,7 @@ def nvidia_runtime(machine: Machine) -> Outcome:
         return ok(f"{how}{', the default' if default == 'nvidia' else ''}{toolkit}")
     if not devices:
         return na("not registered, and no NVIDIA card either")
-    why = f'a container with a GPU ends with "{MESSAGE}"'
+    why = f"a container that asks for a GPU ends with: {MESSAGE}"
     if toolkit:
         elsewhere = ""
         config = machine.text("/etc/docker/daemon.json") or ""
@@ -182,7 +187,8 @@ def compose(machine: Machine) -> Outcome:
         return na("inside a container: ask the host")
     said = machine.command("docker", "compose", "version")
     if said is None:
-        return na("no docker command")
+        told = machine.told("docker compose version")
+        return na("no docker command" if told else "not recorded")
     version = re.search(r"v?(\d+\.\d+\.\d+)", said.text)
     fix = "sudo apt-get install docker-compose-plugin   # of Docker's repository"
     if said.code != 0 or version is None:

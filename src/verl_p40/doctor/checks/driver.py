@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_p40.doctor import cards as smi
 from verl_p40.doctor.machine import Machine
-from verl_p40.doctor.model import Outcome, check, failure, na, note, ok, warning
+from verl_p40.doctor.model import Outcome, check, failure, na, ok, warning
 from verl_p40.doctor.where import in_container
 from verl_p40.hardware.p40 import P40
 from verl_p40.stack import pins
@@ -117,7 +117,7 @@ def _no_answer(machine: Machine, found: smi.Driver) -> Outcome:
     if found.complaint:
         return failure(f"nvidia-smi has no answer: {found.complaint}", *INSTALL)
     if devices:
-        return failure(f"there is {many} ({devices[0].bus}) and no NVIDIA driver", *INSTALL)
+        return failure(f"{many} on the bus ({devices[0].bus}), and no NVIDIA driver", *INSTALL)
     return na("no NVIDIA card and no driver: the CPU presets run here", "verl-p40 train cpu-demo")
 
 
@@ -162,9 +162,7 @@ def kernel_module(machine: Machine) -> Outcome:
         return ok("the open module, which drives every card here")
     if found.module:
         return ok("the proprietary module, no errors in the kernel's log that we may read")
-    if in_container(machine) or not smi.pci(machine):
-        return na("no NVIDIA module to look at")
-    return note("nothing says which module is loaded", "cat /proc/driver/nvidia/version")
+    return na("nothing says which module is loaded")
 
 
 def _old_cards(machine: Machine) -> list[str]:

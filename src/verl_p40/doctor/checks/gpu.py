@@ -28,10 +28,10 @@ NO_CARDS = "no card that the driver shows"
 
 
 def which(cards: Iterable[Card], every: Iterable[Card]) -> str:
-    """``GPU 0, 2``; ``all 4 GPUs`` for all of several."""
+    """``GPU 0, 2``; ``both GPUs`` or ``all 4 GPUs`` for all of several."""
     some, total = list(cards), len(list(every))
     if len(some) == total > 1:
-        return f"all {total} GPUs"
+        return "both GPUs" if total == 2 else f"all {total} GPUs"
     return "GPU " + ", ".join(str(card.index) for card in some)
 
 
@@ -88,9 +88,10 @@ def gpus(machine: Machine) -> Outcome:
         )
     if best[0].profile is P40:
         return ok(text, details=details, **facts)
+    sizes = [card.memory_mib for card in fit if card.memory_mib]
     return note(
         f"{text}: no P40; the presets are planned for {P40.memory_mib_ecc_on[0]:,} MiB a card",
-        f"verl-p40 plan p40-ppo --gpu-memory {min(c.memory_mib or 0 for c in fit)}",
+        f"verl-p40 plan p40-ppo --gpu-memory {min(sizes) if sizes else 'MIB'}",
         details=details,
         **facts,
     )
@@ -103,6 +104,8 @@ def visible_devices(machine: Machine) -> Outcome:
     cards = smi.cards(machine)
     if not cards:
         return na(NO_CARDS)
+    if value is None and not machine.told("CUDA_VISIBLE_DEVICES"):
+        return na("not recorded")
     if value is None:
         return ok("not set: every card is used that a preset asks for")
     chosen = [part.strip() for part in value.split(",") if part.strip()]
@@ -149,10 +152,9 @@ def ecc(machine: Machine) -> Outcome:
     text = spread(having, lambda c: f"{'on' if c.ecc else 'off'}, {_memory(c)}")
     on = [card for card in having if card.ecc]
     if on and any(card.profile is P40 for card in on):
-        gain = P40.memory_mib_ecc_off[0] - P40.memory_mib_ecc_on[0]
         index = ",".join(str(card.index) for card in on)
         return note(
-            f"{text} (its default; off gives {gain:,} MiB more, and errors pass unseen)",
+            f"{text} (a P40's default; off gives 1.5 GiB more, and errors pass unseen)",
             f"sudo nvidia-smi -i {index} -e 0 && sudo reboot   # if you want the memory",
         )
     return ok(text)
@@ -182,10 +184,12 @@ def gpu_memory(machine: Machine) -> Outcome:
             "nvidia-smi -q -d MEMORY",
         )
     taken = [card for card in cards if (card.used_mib or 0) > BUSY_MIB]
+    if all(card.memory_mib is None for card in cards):
+        return na("the driver does not say")
     text = spread(cards, lambda c: f"{c.used_mib or 0:,} of {c.memory_mib or 0:,} MiB taken")
     if not taken:
         return ok(text)
-    return warning(f"{text}: it is missing to a run", "verl-p40 doctor --only gpu-processes -v")
+    return warning(f"{text}, which a run cannot have", "verl-p40 doctor --only gpu-processes -v")
 
 
 @check("gpu-processes", "Other processes on the cards", limit=60)

@@ -12,6 +12,7 @@ from verl_p40.doctor.machine import Machine
 from verl_p40.doctor.model import Outcome, check, failure, na, ok, warning
 from verl_p40.hardware.p40 import P40
 from verl_p40.plan import fit
+from verl_p40.plan.host import PROCESSES
 
 GIB = 2**30
 
@@ -37,9 +38,7 @@ def presets(machine: Machine) -> Outcome:
         if not verdict:
             fitting.append(each.name)
     facts: dict[str, Any] = {"fits": fitting, "card_mib": card // fit.MIB, "cards": len(sizes)}
-    where = (
-        f"{len(sizes)} card(s) of {card // fit.MIB:,} MiB" if sizes else "no card that can train"
-    )
+    where = f"{len(sizes)} card(s) of {card // fit.MIB:,} MiB" if sizes else "without a card"
     if not fitting:
         return failure(f"{where}: none", "verl-p40 plan p40-ppo", details=tuple(details), **facts)
     if smi.cards(machine) and not any(name.startswith("p40") for name in fitting):
@@ -55,11 +54,11 @@ def presets(machine: Machine) -> Outcome:
 def _verdict(each: fits.Planned, cards: int, host: int) -> str:
     """Why a preset does not run here; empty when it does."""
     plan = each.plan
-    if plan is None:
+    if plan is None and not each.cpu:
         return f"not planned ({each.problem})"
-    setup = plan.setup
-    need = sum(plan.host.values())
-    if setup.device == "cuda":
+    need = sum(plan.host.values()) if plan else PROCESSES
+    if plan and not each.cpu:
+        setup = plan.setup
         if cards < setup.world:
             return f"wants {setup.world} card(s)"
         if not plan.fits:
@@ -71,6 +70,6 @@ def _verdict(each: fits.Planned, cards: int, host: int) -> str:
 
 def _margin(each: fits.Planned) -> str:
     plan = each.plan
-    if plan is None or plan.setup.device != "cuda":
+    if plan is None or each.cpu:
         return ""
     return f", {plan.margin / GIB:.1f} GiB to spare ({plan.peak.name})"

@@ -37,15 +37,18 @@ def diagnose(
 ) -> int:
     """Find why a run, build, install or container failed, from its log.
 
+    Of a run folder with several attempts the last failed one is read.
     Prints the root cause, the very lines that show it, how sure that is and why, and what to do.
     Exit code 0: a cause was found; 1: nothing known was found; 5: the log cannot be read.
     """
-    from verl_p40.diagnose import diagnose_chunks
+    from verl_p40.diagnose import advice, diagnose_chunks
     from verl_p40.diagnose.inputs import find
 
     source = find(target, runs=runs)
     with source.chunks() as chunks:
-        diagnosis = diagnose_chunks(chunks)
+        diagnosis = diagnose_chunks(
+            chunks, first_line=source.first_line, advise=advice.for_run(source.run)
+        )
     if as_json:
         print_json(to_json(diagnosis, source))
     else:

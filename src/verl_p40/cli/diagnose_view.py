@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from verl_p40.diagnose import Diagnosis, Finding
+from verl_p40.diagnose.attempts import Attempt
 from verl_p40.diagnose.inputs import Source
 from verl_p40.diagnose.scan import Line
 
@@ -22,6 +23,8 @@ def to_json(diagnosis: Diagnosis, source: Source) -> dict[str, Any]:
     return {
         "schema": 1,
         "log": source.name,
+        "attempt": source.attempt.to_json() if source.attempt else None,
+        "earlier_attempts": [attempt.to_json() for attempt in _earlier(source)],
         "result": diagnosis.result,
         "causes": [_finding(finding, source) for finding in diagnosis.causes],
         "symptoms": [_finding(finding, source) for finding in diagnosis.symptoms],
@@ -55,6 +58,7 @@ def _line(line: Line, source: Source) -> dict[str, Any]:
 
 def show(out: Console, diagnosis: Diagnosis, source: Source) -> None:
     """Print the answer first, then what it rests on."""
+    _which(out, source)
     for number, cause in enumerate(diagnosis.causes):
         if number:
             out.print()
@@ -76,6 +80,35 @@ def show(out: Console, diagnosis: Diagnosis, source: Source) -> None:
     _also(out, "harmless", diagnosis.harmless, source)
     if diagnosis.dropped:
         out.print(f"[dim]{diagnosis.dropped:,} lines around repeated errors were left out[/]")
+
+
+def _earlier(source: Source) -> list[Attempt]:
+    """Attempts before the one that was read which went wrong too."""
+    chosen = source.attempt
+    if chosen is None:
+        return []
+    return [a for a in source.attempts if a.number < chosen.number and a.went_wrong]
+
+
+def _which(out: Console, source: Source) -> None:
+    """Which attempt of a run this is about, where there was more than one."""
+    chosen = source.attempt
+    if chosen is None or len(source.attempts) < 2:
+        return
+    how = chosen.status or "killed"
+    out.print(
+        f"[dim]attempt {chosen.number} of {len(source.attempts)} ({chosen.action}, "
+        f"{escape(chosen.time)}): {how} at step {chosen.step}[/]"
+    )
+    for other in source.attempts:
+        if other.number > chosen.number:
+            out.print(f"[dim]attempt {other.number} after it: {other.status}[/]")
+        elif other.went_wrong:
+            error = f": {other.error}" if other.error else ""
+            out.print(
+                f"[dim]attempt {other.number} before it {other.status or 'killed'} at step "
+                f"{other.step}{escape(error[:_WIDTH])}[/]"
+            )
 
 
 def _evidence(out: Console, lines: Sequence[Line], source: Source) -> None:

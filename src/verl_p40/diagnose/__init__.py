@@ -15,10 +15,16 @@ __all__ = ["CudaOom", "Diagnosis", "Finding", "diagnose_chunks", "diagnose_lines
 def diagnose_chunks(
     chunks: Iterable[bytes],
     *,
+    first_line: int = 1,
     advise: Callable[[CudaOom], Sequence[str]] = memory.advise,
 ) -> Diagnosis:
-    """Diagnose a log given as pieces of any size, read once, in bounded memory."""
-    return judge(scan(chunks), advise=advise)
+    """Diagnose a log given as pieces of any size, read once, in bounded memory.
+
+    Args:
+        first_line: the number of its first line, where it is a part of a file.
+        advise: what helps against a CUDA out of memory, given its numbers and phase.
+    """
+    return judge(scan(chunks, first_line=first_line), advise=advise)
 
 
 def diagnose_lines(lines: Iterable[str]) -> Diagnosis:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from verl_p40.diagnose.attempts import Attempt, to_diagnose
+from verl_p40.diagnose.attempts import read as read_attempts
 from verl_p40.errors import DataError
 from verl_p40.train.folder import RunFolder
 
@@ -28,6 +30,16 @@ class Source:
     name: str
     path: Path | None
     run: RunFolder | None = None
+    attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """Of a run's attempts the one that is read; None: the whole log is."""
+        return to_diagnose(self.attempts)
+
+    @property
+    def first_line(self) -> int:
+        return self.attempt.line if self.attempt else 1
 
     @contextmanager
     def chunks(self) -> Iterator[Iterator[bytes]]:
@@ -41,7 +53,12 @@ class Source:
                 yield _decoded(sys.stdin.buffer, self.name)
             else:
                 with self.path.open("rb") as file:
-                    yield _decoded(file, self.name)
+                    part = self.attempt
+                    if part is not None:
+                        file.seek(part.start)
+                        yield _part(file, part.stop - part.start)
+                    else:
+                        yield _decoded(file, self.name)
         except OSError as error:
             raise DataError(f"{self.name} cannot be read: {error.strerror or error}") from error
         except EOFError as error:
@@ -78,7 +95,7 @@ def _of_run(path: Path) -> Source:
             f"{path} is no run folder: it has no {run.log.name}",
             fix="give the log file itself, or pipe it: docker compose logs train | verl-p40 diagnose -",
         )
-    return Source(str(run.log), run.log, run)
+    return Source(str(run.log), run.log, run, read_attempts(run))
 
 
 def _newest(runs: Path) -> Source:
@@ -89,6 +106,12 @@ def _newest(runs: Path) -> Source:
             fix="give a log file, a run folder, or - for standard input",
         )
     return _of_run(max(logs, key=lambda path: path.stat().st_mtime).parent)
+
+
+def _part(file: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0 and (chunk := file.read(min(_CHUNK, size))):
+        size -= len(chunk)
+        yield chunk
 
 
 def _decoded(file: BinaryIO, name: str) -> Iterator[bytes]:

@@ -136,7 +136,7 @@ def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]
         symptoms=tuple(f for f in seen if f.id not in {c.id for c in causes}),
         harmless=tuple(quiet),
         suspicious=() if causes else _suspicious(scanned, told),
-        lines=scanned.count,
+        lines=scanned.count - scanned.first_line + 1,
         size=scanned.size,
         progress=scanned.progress,
         dropped=scanned.dropped,

@@ -90,6 +90,7 @@ class Scanned:
     last_seen: dict[int, int] = field(default_factory=dict)
     progress: int = 0
     first_progress: int = 0
+    first_line: int = 1
     count: int = 0
     size: int = 0
     dropped: int = 0
@@ -148,9 +149,9 @@ class _Memory:
             self.cold.add(template)
 
 
-def scan(chunks: Iterable[bytes]) -> Scanned:
-    """Read the whole of ``chunks`` (any sizes) once."""
-    found = Scanned()
+def scan(chunks: Iterable[bytes], *, first_line: int = 1) -> Scanned:
+    """Read the whole of ``chunks`` (any sizes) once. ``first_line`` is the number of its first."""
+    found = Scanned(count=first_line - 1, first_line=first_line)
     memory = _Memory()
     previous: deque[tuple[int, bytes]] = deque(maxlen=BEFORE)
     after = 0

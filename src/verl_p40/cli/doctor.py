@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from verl_p40.doctor import Check
 
 EXAMPLES = (
-    "Examples: verl-p40 doctor | verl-p40 doctor --only gpu,driver -v | "
+    "Examples: verl-p40 doctor | verl-p40 doctor --only gpu,nvidia -v | "
     "verl-p40 doctor --script train.sh | verl-p40 doctor --record host.yaml"
 )
 

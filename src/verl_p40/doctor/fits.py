@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from verl_p40.errors import VerlP40Error
 from verl_p40.patches.queue import load_queue
@@ -21,7 +23,7 @@ MAIN = "p40-ppo"
 """The preset whose plan the host's memory and disk are judged by."""
 
 _hydra = threading.Lock()
-"""hydra keeps its state in the process: one composition at a time."""
+"""hydra keeps its state in the process: one at a time."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +68,36 @@ def verl_config() -> Path | None:
         return None
 
 
+def configs() -> Mapping[str, dict[str, Any] | str]:
+    """Every preset composed, or why it cannot be; empty without verl's config. Once a process."""
+    with _hydra:
+        return _configs()
+
+
+@lru_cache(maxsize=1)
+def _configs() -> dict[str, dict[str, Any] | str]:
+    folder = verl_config()
+    return {} if folder is None else {n: _composed(n, folder) for n in catalog.names()}
+
+
+def _composed(name: str, folder: Path) -> dict[str, Any] | str:
+    try:
+        return compose(name, (), folder).config
+    except VerlP40Error as error:
+        return error.message
+
+
 @lru_cache(maxsize=8)
 def plans(card: int) -> tuple[Planned, ...]:
     """Every preset planned on a card of ``card`` bytes; empty without verl's config."""
-    with _hydra:
-        folder = verl_config()
-        return () if folder is None else tuple(_plan(n, card, folder) for n in catalog.names())
+    return tuple(_plan(name, config, card) for name, config in configs().items())
 
 
-def _plan(name: str, card: int, folder: Path) -> Planned:
-    cpu = False
+def _plan(name: str, config: dict[str, Any] | str, card: int) -> Planned:
+    if isinstance(config, str):
+        return Planned(name, None, config)
+    cpu = select(config, "trainer.device") == "cpu"
     try:
-        config = compose(name, (), folder).config
-        cpu = select(config, "trainer.device") == "cpu"
         return Planned(name, fit.make_plan(config, card), cpu=cpu)
     except VerlP40Error as error:
         return Planned(name, None, error.message, cpu)

@@ -33,6 +33,13 @@ def test_every_check_is_documented_or_its_title_says_it() -> None:
         assert check.id == check.id.lower()
 
 
+def test_a_name_is_a_check_s_or_a_group_s() -> None:
+    """But for a group of one check of its name."""
+    ids, groups = {c.id for c in select()}, {c.group for c in select()}
+    for name in ids & groups:
+        assert [c.id for c in select() if c.group == name] == [name]
+
+
 def test_the_issue_s_list() -> None:
     """Every check that issue 6 names has one here."""
     assert {check.id for check in select()} >= {
@@ -88,7 +95,7 @@ def test_checks_run_beside_one_another() -> None:
 
 def test_selection() -> None:
     assert [check.id for check in select(["ecc"])] == ["ecc"]
-    assert {check.group for check in select(["gpu", "driver"])} == {"gpu", "driver"}
+    assert {check.group for check in select(["gpu", "nvidia"])} == {"gpu", "nvidia"}
     with pytest.raises(UsageError, match=r"'eccc'; nearest: .*ecc"):
         select(["eccc"])
 
@@ -104,7 +111,7 @@ def test_fast_gives_failures_alone_and_starts_nothing_slow() -> None:
             {"variables": {"NVIDIA_VISIBLE_DEVICES": "all"}, "files": {"/.dockerenv": ""}}
         )
     )
-    found = fast(["driver", "gpu"], machine=machine)
+    found = fast(["nvidia", "gpu"], machine=machine)
     assert [report.check.id for report in found] == ["driver"]
     assert not [check.id for check in select() if check.fast and check.id in {"torch", "audit"}]
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from verl_p40.doctor import cards as smi
-from verl_p40.doctor.checks.driver import numbers
+from verl_p40.doctor.checks.nvidia import numbers
 from verl_p40.doctor.machine import Machine, Output
 from verl_p40.doctor.model import Outcome, check, failure, na, note, ok, warning
 from verl_p40.doctor.where import in_container

@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_p40.doctor import cards as smi
 from verl_p40.doctor import fits
-from verl_p40.doctor.checks.driver import numbers
+from verl_p40.doctor.checks.nvidia import numbers
 from verl_p40.doctor.machine import Machine
 from verl_p40.doctor.model import Outcome, check, failure, na, note, ok, warning
 from verl_p40.errors import VerlP40Error
@@ -32,7 +32,7 @@ _CUDA12_DRIVER = "525.60.13"
 
 
 def ready() -> StackEnv | None:
-    """The environment, or None; what is wrong with VERL_P40_ENV is told by the check ``stack``."""
+    """The environment, or None; what is wrong with VERL_P40_ENV is told by the check ``stack-env``."""
     try:
         return fits.stack_env()
     except VerlP40Error:
@@ -56,7 +56,7 @@ def python(machine: Machine) -> Outcome:
     return ok(text)
 
 
-@check("stack", "Training stack", limit=20, replayable=False)
+@check("stack-env", "Training stack", limit=20, replayable=False)
 def stack(machine: Machine) -> Outcome:
     """An environment of today's lock, of the flavor that this machine needs."""
     found = fits.stack_env()

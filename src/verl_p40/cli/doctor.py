@@ -69,7 +69,7 @@ def doctor(
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the checks and stop.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Details, times, and what to do where n/a.")
+        bool, typer.Option("--verbose", "-v", help="Details and times too.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> int:

@@ -24,12 +24,12 @@ def show(out: Console, report: Report, verbose: bool) -> None:
     """One line, and beneath it what to do; with ``verbose`` the details and the time."""
     word, style = _MARKS[report.outcome.state]
     outcome = report.outcome
-    out.print(
-        f"[{style}]{word:<{_WIDTH}}[/] [bold]{report.check.id}[/] {escape(outcome.text)}",
-        soft_wrap=True,
-    )
+    line = f"[{style}]{word:<{_WIDTH}}[/] [bold]{report.check.id}[/] {escape(outcome.text)}"
+    if outcome.state is State.NA and outcome.fix:
+        line += f" [green]>[/] {escape(outcome.fix[0])}"
+    out.print(line, soft_wrap=True)
     indent = " " * (_WIDTH + 1)
-    if outcome.state is not State.OK and (outcome.state is not State.NA or verbose):
+    if outcome.state not in {State.OK, State.NA}:
         for line in outcome.fix:
             out.print(f"{indent}[green]>[/] {escape(line)}", soft_wrap=True)
     if verbose:

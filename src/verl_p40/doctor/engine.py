@@ -15,7 +15,18 @@ from verl_p40.doctor.machine import Live, Machine
 from verl_p40.doctor.model import REGISTER, Check, Outcome, Report, State, warning
 from verl_p40.errors import UsageError, VerlP40Error
 
-ORDER = ("nvidia", "gpu", "container", "host", "network", "stack", "settings", "models", "presets")
+ORDER = (
+    "nvidia",
+    "gpu",
+    "links",
+    "container",
+    "host",
+    "network",
+    "stack",
+    "settings",
+    "models",
+    "presets",
+)
 """Groups in the order they are shown in; modules that are not named come last."""
 
 FAST_LIMIT = 10.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from verl_p40.doctor import cards, recording
-from verl_p40.doctor.checks.gpu import links_of
+from verl_p40.doctor.checks.links import links_of
 from verl_p40.doctor.recording import Recorded, Recording
 from verl_p40.hardware.p40 import P40
 

@@ -168,6 +168,58 @@ def test_ray_s_ports() -> None:
     assert joined.fix == ("unset RAY_ADDRESS",)
 
 
+TWO = P40 + P40.replace("|   0 ", "|   1 ")
+
+
+@pytest.mark.parametrize(
+    ("names", "files", "state", "words"),
+    [
+        (["nvidia0", "nvidiactl", "nvidia-uvm", "null"], {}, State.OK, "1 card(s)"),
+        (["nvidia0", "nvidiactl"], {}, State.FAILURE, "/dev/nvidia-uvm is missing"),
+        (["nvidiactl", "nvidia-uvm"], {"/.dockerenv": ""}, State.FAILURE, "/dev/nvidia0"),
+        ([], {}, State.NA, "/dev"),
+    ],
+)
+def test_device_files(names: list[str], files: dict[str, str], state: State, words: str) -> None:
+    smi = {"nvidia-smi": {"text": P40}}
+    outcome = ask("device-files", commands=smi, folders={"/dev": names}, files=files)
+    assert (outcome.state, words in outcome.text) == (state, True), outcome.text
+    if files:
+        assert "--gpus all" in outcome.fix[0]
+
+
+PEERS = """ \tGPU0\tGPU1\t
+ GPU0\tX\tGNS\t
+ GPU1\tGNS\tX\t
+
+Legend:
+
+  X    = Self
+  OK   = Status Ok
+  GNS  = GPU not supported
+"""
+"""`nvidia-smi topo -p2p r` of noonghunna/club-3090#1140."""
+PAIR = """\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
+GPU0\t X \tPHB\t0-63\t0\t\tN/A
+GPU1\tPHB\t X \t0-63\t0\t\tN/A
+"""
+"""`nvidia-smi topo -m` of the same machine."""
+
+
+def test_topology() -> None:
+    smi = {"nvidia-smi": {"text": TWO}, "nvidia-smi topo -m": {"text": PAIR}}
+    fine = ask("topology", commands=smi)
+    assert fine.text == "PHB x1; NUMA nodes 0 (across the processor)"
+    apart = ask("topology", commands={**smi, "nvidia-smi topo -p2p r": {"text": PEERS}})
+    assert (apart.state, apart.text[:30]) == (State.NOTE, "no peer access between GPU 0 a")
+    assert "the cards do not do it" in apart.text
+    far = ask(
+        "topology", commands={**smi, "nvidia-smi topo -m": {"text": PAIR.replace("PHB", "SYS")}}
+    )
+    assert (far.state, "through host memory" in far.text) == (State.NOTE, True)
+    assert ask("topology", commands={"nvidia-smi": {"text": P40}}).text == "one card"
+
+
 def test_docker_with_the_runtime() -> None:
     answers: dict[str, Any] = {
         "commands": {

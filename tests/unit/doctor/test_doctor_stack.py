@@ -193,6 +193,14 @@ def test_an_unpatched_tree(env: StackEnv) -> None:
     assert "files differ" in outcome.text
 
 
+def test_a_tree_that_still_wants_ampere(env: StackEnv) -> None:
+    """The audit runs in a process of its own and is read from its JSON."""
+    (env.site_packages / "verl" / "worker.py").write_text("import torch\nDTYPE = torch.bfloat16\n")
+    outcome = ask("audit")
+    assert (outcome.state, outcome.fix) == (State.FAILURE, ("verl-p40 audit",))
+    assert "verl/worker.py:2 (half-dtype)" in outcome.text
+
+
 def test_without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "stack_env", lambda: None)
     for check in ("packages", "torch", "patches", "audit", "vllm", "shadows"):

@@ -92,9 +92,10 @@ def memory(machine: Machine) -> Outcome:
     what = fits.MAIN if plan else "the CPU demo" if not on_card else "Ray, verl and one worker"
     facts: dict[str, Any] = {"available": have, "need": need, "swap": swap}
     fix = (
-        "end other programs; raise the container's limit (docker run --memory); more swap: sudo "
-        "fallocate -l 16G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile && sudo "
-        "swapon /swapfile",
+        "docker run --memory=32g ...   # or no limit"
+        if limit and limit < total
+        else "end other programs, or more swap: sudo fallocate -l 16G /swapfile && sudo chmod 600 "
+        "/swapfile && sudo mkswap /swapfile && sudo swapon /swapfile",
         f"verl-p40 plan {fits.MAIN}   # where it goes",
     )
     if have + swap < need:
@@ -207,16 +208,17 @@ def ulimits(machine: Machine) -> Outcome:
 
     files, processes = value("Max open files"), value("Max processes")
     told = f"{found.get('Max open files', '?')} open files, {found.get('Max processes', '?')} processes"
-    inside = in_container(machine)
+    fix = f"ulimit -n {WANT_FILES}"
+    if in_container(machine):
+        fix = f"docker run --ulimit nofile={WANT_FILES} ...   # or, if root allows it: {fix}"
     if files < FEW_FILES:
         return warning(
-            f"{told}: Ray opens a socket and files for every worker and wants {WANT_FILES}",
-            f"docker run --ulimit nofile={WANT_FILES} ..." if inside else f"ulimit -n {WANT_FILES}",
+            f"{told}: Ray opens a socket and files for every worker and wants {WANT_FILES}", fix
         )
     if processes < 4096:
         return warning(f"{told}: threads count, and there will be hundreds", "ulimit -u unlimited")
     if files < WANT_FILES:
-        return note(f"{told}: Ray's documentation asks for {WANT_FILES}", f"ulimit -n {WANT_FILES}")
+        return note(f"{told}: Ray's documentation asks for {WANT_FILES}", fix)
     return ok(told)
 
 

@@ -14,7 +14,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cu118
 ARG VERSION=0.1.0
 ARG VERL_VERSION=0.4.1
 ARG TORCH_VERSION=2.6.0
-ARG PATCHES_DIGEST=52d4006cb9d5f85dc7963018e0554c6afd1cb4059f1a42b38623d4b77987e2a9
+ARG PATCHES_DIGEST=e3489071d7de23efb35ced0d6a9aabf5e52b57522f44f08c9dc712e597178591
 # The commit that is built.
 ARG REVISION=""
 # 1: vLLM, compiled for VLLM_ARCH, is in the image. 0: it is not; rollout.name=hf needs none. Empty:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +105,68 @@ def test_checkpoint_tracker_survives_a_kill(
     with pytest.raises(Killed):
         trainer._save_checkpoint()
     assert find_latest_ckpt_path(str(tmp_path)) == str(tmp_path / "global_step_3")
+
+
+def test_a_failed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    """One checkpoint is kept, and the disk is full while its successor is being written."""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo import ray_trainer
+
+    full = False
+
+    def save(path: str, *args: Any, **kwargs: Any) -> None:
+        if full and path.endswith("critic"):
+            raise OSError(28, "No space left on device", path)
+        # verl's workers delete what they have been told not to keep, before they write.
+        keep = kwargs["max_ckpt_to_keep"]
+        if keep:
+            for old in sorted(tmp_path.glob("global_step_*"))[: -keep + 1 or None]:
+                shutil.rmtree(old / Path(path).name, ignore_errors=True)
+        Path(path).mkdir(parents=True)
+        (Path(path) / "model_world_size_1_rank_0.pt").touch()
+
+    settings = {
+        "default_local_dir": str(tmp_path),
+        "default_hdfs_dir": None,
+        "max_actor_ckpt_to_keep": 1,
+        "max_critic_ckpt_to_keep": 1,
+        "nnodes": 1,
+    }
+    trainer = object.__new__(ray_trainer.RayPPOTrainer)
+    trainer.config = OmegaConf.create({"trainer": settings})
+    trainer.use_critic = True
+    trainer.actor_rollout_wg = trainer.critic_wg = SimpleNamespace(save_checkpoint=save)
+    trainer.train_dataloader = SimpleNamespace(state_dict=dict)
+
+    def saved() -> list[str]:
+        """Every file of every checkpoint, however whole it is, that has a checkpoint's name."""
+        files = [
+            p
+            for p in tmp_path.rglob("*.pt")
+            if not p.relative_to(tmp_path).parts[0].endswith(".partial")
+        ]
+        return sorted(str(p.relative_to(tmp_path)) for p in files)
+
+    def whole(step: int) -> list[str]:
+        shard = "model_world_size_1_rank_0.pt"
+        return [
+            f"global_step_{step}/{name}"
+            for name in (f"actor/{shard}", f"critic/{shard}", "data.pt")
+        ]
+
+    for step in (1, 2):
+        trainer.global_steps = step
+        trainer._save_checkpoint()
+    assert saved() == whole(2)
+    trainer.global_steps, full = 3, True
+    with pytest.raises(OSError, match="No space left"):
+        trainer._save_checkpoint()
+    assert saved() == whole(2)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "2"
+    trainer.global_steps, full = 4, False
+    trainer._save_checkpoint()
+    assert saved() == whole(4)
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["global_step_4"]
 
 
 def test_offloaded_actor_is_loaded_for_the_hf_rollout(

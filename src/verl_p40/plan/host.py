@@ -22,14 +22,15 @@ WORKER = 1_500_000_000
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes of one checkpoint and of all that are kept; None: every one is kept."""
+    """Bytes of one checkpoint, and how many are kept; None: every one is kept."""
 
     checkpoint: int
     kept: int | None
 
     @property
     def total(self) -> int | None:
-        return None if self.kept is None else self.checkpoint * self.kept
+        """Bytes at most: an older checkpoint goes when the new one is whole."""
+        return None if self.kept is None else self.checkpoint * (self.kept + 1)
 
 
 def plan_host(setup: Setup) -> Parts:

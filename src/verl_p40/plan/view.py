@@ -98,7 +98,7 @@ def show(plan: Plan, changes: list[Change] | None, out: Console) -> None:
     disk = plan.disk
     if disk.checkpoint:
         kept = "every one is kept" if disk.kept is None else f"{disk.kept} kept"
-        total = "" if disk.total is None else f", {_gib(disk.total)} in all"
+        total = "" if disk.total is None else f", {_gib(disk.total)} while one more is written"
         out.print(f"disk: {_gib(disk.checkpoint)} a checkpoint, {kept}{total}")
     if plan.fits:
         return

@@ -21,7 +21,7 @@ from verl_p40.train import (
     process,
     stopping,
 )
-from verl_p40.train.compose import select, to_yaml
+from verl_p40.train.compose import Config, select, to_yaml
 from verl_p40.train.ending import note_end
 from verl_p40.train.folder import file_text, write_whole
 from verl_p40.train.heartbeat import Heartbeat
@@ -69,6 +69,11 @@ class Attempts:
     view: View
     interrupt: process.Interrupt
 
+    @property
+    def _config(self) -> Config:
+        """The run's, models of the hub given by their folders."""
+        return hubmodels.substituted(self.plan.config, self.ready.models)
+
     def run(self, retries: int) -> Result:
         """Until the run is finished, stopped, or fails in a way that trying again cannot mend."""
         plan, number = self.plan, 1
@@ -76,8 +81,9 @@ class Attempts:
         rungs = ladder.stored(plan.run.read_env()) if plan.action != "start" else ()
         for rung in rungs:
             self.view.note(f"memory ran out before, so: {rung.what}")
+        plan, skipped = go_on(plan, self._config)
         while True:
-            outcome = self._one(plan, rungs)
+            outcome = self._one(plan, rungs, skipped)
             if outcome.status != "failed":
                 return Result(outcome, number, rungs)
             verdict = recovery.decide(
@@ -92,7 +98,7 @@ class Attempts:
                 stopped = replace(outcome, status="interrupted", signal=self.interrupt.name)
                 note_end(plan.run, stopped)
                 return Result(stopped, number, rungs)
-            plan = go_on(plan)
+            plan, skipped = go_on(plan, self._config)
             if plan.action == "finished":
                 # It died between its last checkpoint and its end.
                 done = replace(outcome, status="finished", failure=None)
@@ -103,8 +109,7 @@ class Attempts:
     def _lower(self, rungs: Sequence[Rung], outcome: Outcome) -> Rung | None:
         if outcome.failure is None:
             return None
-        config = hubmodels.substituted(self.plan.config, self.ready.models)
-        return ladder.next_rung(config, rungs, outcome.failure, outcome.phase)
+        return ladder.next_rung(self._config, rungs, outcome.failure, outcome.phase)
 
     def _tell(self, outcome: Outcome, verdict: Again) -> None:
         """Cause and fix, and what is done now, on the screen and in the run's events."""
@@ -142,7 +147,9 @@ class Attempts:
             time.sleep(min(0.2, left))
         return not self.interrupt.asked
 
-    def _one(self, plan: Plan, rungs: Sequence[Rung]) -> Outcome:
+    def _one(
+        self, plan: Plan, rungs: Sequence[Rung], skipped: Sequence[checkpoints.Skipped]
+    ) -> Outcome:
         """Write what belongs in the folder, start, follow, and note the end."""
         run, ready = plan.run, self.ready
         stack, total = ready.stack, ready.total
@@ -159,7 +166,7 @@ class Attempts:
         command = plan.command(stack.python, *hubmodels.overrides(ready.models), *extra)
         try:
             process.remove_ray_tmp(str(run.read_env().get("ray_tmp", "")))
-            _set_back(plan, self.view)
+            _set_back(plan, skipped, self.view)
             write_whole(run.config, _config_text(plan))
             document = envinfo.collect(
                 preset=plan.composed.preset,
@@ -207,16 +214,24 @@ def _saves(plan: Plan) -> bool:
     return frequency > 0 and not select(plan.config, "trainer.val_only")
 
 
-def _set_back(plan: Plan, view: View) -> None:
+def _set_back(plan: Plan, skipped: Sequence[checkpoints.Skipped], view: View) -> None:
     """Bring the folder to the step it goes on from, and say so."""
     run = plan.run
     record.clear(run.path)
     if plan.action == "start":
         view.note(f"starting {run.path}")
         return
+    for each in skipped:
+        gone = "removed" if each.half else f"kept as global_step_{each.step}{checkpoints.ASIDE}"
+        view.note(
+            f"warning: the checkpoint of step {each.step} cannot be used, and is {gone}: "
+            f"{each.problem}"
+        )
+        run.add_event("skipped", step=each.step, problem=each.problem, half=each.half)
+    aside = [each.step for each in skipped if not each.half]
     keep = select(plan.config, "trainer.max_actor_ckpt_to_keep")
     step = plan.step if plan.action == "resume" else None
-    checkpoints.prepare_resume(run.checkpoints, step, keep=int(keep) if keep else None)
+    checkpoints.prepare_resume(run.checkpoints, step, keep=int(keep) if keep else None, aside=aside)
     dropped = cut_after(run.metrics, plan.step if step is not None else -1)
     total = run.read_env().get("total_steps")
     if plan.action == "restart":

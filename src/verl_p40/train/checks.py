@@ -275,7 +275,8 @@ def check_disk(config: Mapping[str, Any], folder: Path, steps: int, already: int
         for name in ("actor", *(["critic"] if uses_critic(config) else []))
     ]
     if all(limits):
-        kept = min(kept, max(int(limit) for limit in limits))
+        # One more: an older one goes when the new one is whole.
+        kept = min(kept, max(int(limit) for limit in limits) + 1)
     need = kept * checkpoint_bytes(config, parameters) - already + _SPARE
     place = next(p for p in [folder, *folder.parents] if p.exists())
     free = shutil.disk_usage(place).free

@@ -204,7 +204,8 @@ def make_plan(request: Request, verl_config: Path) -> Plan:
     run = next_free(base) if request.new else base
     assign(config, "trainer.default_local_dir", str(run.checkpoints))
     run.check_free()
-    action, step = _where(run, config)
+    newest = checkpoints.find(run.checkpoints, checkpoints.expected(config)).step
+    action, step = _where(run, config, newest)
     return Plan(
         composed=composed,
         config=config,
@@ -218,10 +219,17 @@ def make_plan(request: Request, verl_config: Path) -> Plan:
     )
 
 
-def go_on(plan: Plan) -> Plan:
-    """The plan of the next attempt at the same run, after one that failed."""
-    action, step = _where(plan.run, plan.config)
-    return dataclasses.replace(plan, action=action, step=step)
+def go_on(plan: Plan, config: Config) -> tuple[Plan, tuple[checkpoints.Skipped, ...]]:
+    """The plan of the next attempt at the same run, and the checkpoints that it passes over.
+
+    Args:
+        config: the plan's, models of the hub given by their folders.
+    """
+    if not plan.run.started():
+        return plan, ()
+    found = checkpoints.find(plan.run.checkpoints, checkpoints.expected(config), deep=True)
+    action, step = _where(plan.run, plan.config, found.step)
+    return dataclasses.replace(plan, action=action, step=step), found.skipped
 
 
 def _folder(request: Request, name: str) -> RunFolder:
@@ -265,8 +273,8 @@ def _check_estimator(config: Mapping[str, Any]) -> None:
         )
 
 
-def _where(run: RunFolder, config: Config) -> tuple[Action, int]:
-    """What is to be done in ``run``, and from which step."""
+def _where(run: RunFolder, config: Config, newest: int | None) -> tuple[Action, int]:
+    """What is to be done in ``run``, whose ``newest`` checkpoint can be loaded; from which step."""
     if not run.started():
         if run.path.exists() and any(p.name[0] != "." for p in run.path.iterdir()):
             raise UsageError(
@@ -277,7 +285,6 @@ def _where(run: RunFolder, config: Config) -> tuple[Action, int]:
     _check_same(run, config)
     if select(config, "trainer.resume_mode") == "disable":
         return "restart", 0
-    newest = checkpoints.newest(run.checkpoints, critic=checks.uses_critic(config))
     ended = run.finished_at()
     wanted = _wanted_steps(run, config)
     if ended is not None and (wanted is None or ended >= wanted):

@@ -184,6 +184,8 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
             child.wait()
         process.sweep()
     follower.drain()
+    # What a full disk needs most.
+    checkpoints.remove_partial(attempt.run.checkpoints)
     code = int(child.returncode)
     trip = record.read_trip(attempt.run.path)
     status, failure = _judge(code, trip, interrupt, follower, unarmed, hangs, ended_by_us)

@@ -96,6 +96,7 @@ def test_disk_and_host(planned: Callable[..., Plan]) -> None:
     n = plan.setup.actor.shape.parameters
     assert plan.disk.checkpoint == 2 * 12 * n
     assert plan.disk.kept == 2
+    assert plan.disk.total == 3 * plan.disk.checkpoint
     assert plan.host["offloaded Adam moments"] == pytest.approx(2 * 8 * n, rel=1e-3)
     unlimited = planned("p40-ppo", "trainer.max_actor_ckpt_to_keep=null")
     assert unlimited.disk.kept is None

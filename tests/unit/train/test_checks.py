@@ -171,7 +171,7 @@ def test_a_full_disk_is_told_before_the_start(
     monkeypatch.setattr(
         checks.shutil, "disk_usage", lambda place: usage._replace(free=30_000_000_000)
     )
-    with pytest.raises(DiskError, match=r"2 checkpoint\(s\) need about 48.5 GB .* 30.0 GB free"):
+    with pytest.raises(DiskError, match=r"3 checkpoint\(s\) need about 72.5 GB .* 30.0 GB free"):
         checks.check_disk(config, tmp_path / "runs" / "x", steps=60)
     assert checks.check_disk(config, tmp_path, steps=10) == 24_500_000_000
     assert checks.check_disk(_with(config, trainer__save_freq=-1), tmp_path, steps=60) == 0

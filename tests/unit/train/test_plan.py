@@ -34,7 +34,8 @@ def _begin(plan: Plan) -> RunFolder:
 
 def _save(run: RunFolder, step: int) -> None:
     place = run.checkpoints / f"global_step_{step}"
-    for name in ("data.pt", "actor/model_world_size_1_rank_0.pt"):
+    kinds = ("model", "optim", "extra_state")
+    for name in ("data.pt", *(f"actor/{kind}_world_size_1_rank_0.pt" for kind in kinds)):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(place / name, "w") as archive:
             archive.writestr("a", "b")

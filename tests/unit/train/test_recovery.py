@@ -54,8 +54,9 @@ def save(step):
     place = checkpoints / f"global_step_{step}"
     for model in ("actor", "critic"):
         (place / model).mkdir(parents=True)
-        with zipfile.ZipFile(place / model / "model_world_size_1_rank_0.pt", "w") as archive:
-            archive.writestr("archive/data.pkl", b"x")
+        for what in ("model", "optim", "extra_state"):
+            with zipfile.ZipFile(place / model / f"{what}_world_size_1_rank_0.pt", "w") as archive:
+                archive.writestr("archive/data.pkl", b"x" * 100)
     with zipfile.ZipFile(place / "data.pt", "w") as archive:
         archive.writestr("archive/data.pkl", b"x")
     tracker.write_text(str(step))
@@ -116,7 +117,7 @@ class Supervised:
                 "FAULTS": str(self.home / "faults"),
             },
         )
-        self.plan = go_on(self.plan)
+        self.plan, _ = go_on(self.plan, self.plan.config)
         report = {"versions": {}, "rows": 64}
         ready = Ready(stack=stack, patch_digest="", models={}, report=report, total=8)
         self.screen = io.StringIO()

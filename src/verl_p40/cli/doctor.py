@@ -100,7 +100,7 @@ def doctor(
     for report in run_checks(chosen, recorder or machine):
         reports.append(report)
         if not as_json:
-            doctor_view.show(out, report, verbose)
+            doctor_view.show(out, report, verbose, live=machine.live)
     if recorder is not None and record is not None:
         recorder.write(record)
         stderr_console().print(f"recorded in {record}: read it before you publish it", markup=False)

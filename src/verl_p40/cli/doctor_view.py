@@ -20,8 +20,13 @@ _MARKS = {
 _WIDTH = max(len(word) for word, _ in _MARKS.values())
 
 
-def show(out: Console, report: Report, verbose: bool) -> None:
-    """One line, and beneath it what to do; with ``verbose`` the details and the time."""
+def show(out: Console, report: Report, verbose: bool, *, live: bool = True) -> None:
+    """One line, and beneath it what to do; with ``verbose`` the details and the time.
+
+    Of a recording (not ``live``), what it has no answer to is left out unless ``verbose``.
+    """
+    if report.outcome.state is State.NA and not live and not verbose:
+        return
     word, style = _MARKS[report.outcome.state]
     outcome = report.outcome
     line = f"[{style}]{word:<{_WIDTH}}[/] [bold]{report.check.id}[/] {escape(outcome.text)}"

@@ -30,7 +30,7 @@ def test_transcript(host: str) -> None:
     out = io.StringIO()
     console = Console(file=out, width=200, highlight=False, color_system=None)
     for report in reports:
-        doctor_view.show(console, report, verbose=False)
+        doctor_view.show(console, report, verbose=False, live=False)
     doctor_view.summary(console, reports)
     golden = CAPTURES / f"{host}.txt"
     if os.environ.get("VERL_P40_GOLDEN") == "write":

@@ -110,8 +110,13 @@ def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]
     if not fatal and any(hit.last > scanned.progress for hit in symptoms):
         # The run did die after its last step; what it died of was printed before that.
         fatal, overcome = overcome, []
-    accepted, followed = _weigh(fatal, scanned)
     unexplained = _unexplained(scanned, everything)
+    accepted, followed = _weigh(fatal, scanned)
+    if accepted and all(hit.rule.weight == 1 for hit in accepted):
+        # A kill or crash after an error that is not known here: it is no answer.
+        late = [h for h in accepted if any(x.position < h.line.position for x in unexplained)]
+        accepted = [hit for hit in accepted if hit not in late]
+        followed += [(hit, "came after an error that is not known here") for hit in late]
     causes = [
         _with_memory(_sober(_finding(hit), hit, number, unexplained), hit, scanned, advise)
         for number, hit in enumerate(accepted)
@@ -155,6 +160,7 @@ def _unexplained(scanned: Scanned, everything: Sequence[Hit]) -> list[Line]:
         and line.position not in known
         and line.position not in code
         and _ERROR.match(line.text)
+        and "Traceback (most recent" not in line.text
     ]
 
 
@@ -165,6 +171,8 @@ def _sober(finding: Finding, hit: Hit, number: int, unexplained: Sequence[Line])
     doubt = ""
     if hit.line.mild:
         doubt = "the program calls this line a warning, and may have gone on"
+    elif hit.loose:
+        doubt = "only some words of the line were recognised"
     elif number and hit.rule.weight < 4:
         doubt = "another fault came first, and this one may follow from it"
     elif not _ERROR.match(hit.line.text) and any(

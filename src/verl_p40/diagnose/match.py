@@ -15,6 +15,10 @@ _FRAME = re.compile(r'^\s*File ".*", line \d+')
 _NOTEBOOK = re.compile(r"^\s*(?:-+> )?\d{1,5} {2,}\S")
 _PASTED = 500
 """Telling lines above which a log is no report that somebody pasted."""
+_GAP = re.compile(r"\.\*\??(?!\)?$|\))|\.\{0,(?:[2-9]\d|\d{3,})\}")
+"""A gap in a pattern, in which other words may turn its meaning; not one at its end."""
+_TELLING = 18
+"""Characters of plain text from which a pattern is telling in spite of a gap."""
 _HITS = 40
 """Hits of one rule that are looked at: the first ones, and the last."""
 
@@ -31,6 +35,8 @@ class Hit:
     """Last line number at which the same was said."""
     depth: int | None = None
     """Lines between the error and the frame that decided, where a frame did."""
+    loose: bool = False
+    """Only single words with a gap between them were found, and nothing near them."""
 
 
 def literal(pattern: str) -> str:
@@ -77,6 +83,7 @@ class Lazy:
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self.needed = literal(pattern)
+        self.loose = len(self.needed) < _TELLING and _GAP.search(pattern) is not None
         self._compiled: re.Pattern[str] | None = None
 
     def search(self, text: str) -> re.Match[str] | None:
@@ -175,10 +182,11 @@ def _fill(groups: dict[str, str], match: re.Match[str]) -> None:
 
 
 def _speaks(rule: Compiled, scanned: Scanned, line: Line, text: str) -> Hit | None:
-    found = None
+    found, loose = None, False
     for pattern in rule.match:
         found = pattern.search(text)
         if found:
+            loose = pattern.loose and not rule.near and not rule.frames
             break
     if found is None:
         return None
@@ -211,6 +219,7 @@ def _speaks(rule: Compiled, scanned: Scanned, line: Line, text: str) -> Hit | No
         evidence=tuple(unique[position] for position in sorted(unique)),
         last=scanned.last_seen.get(line.key, line.number),
         depth=depth,
+        loose=loose,
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from verl_p40.diagnose import diagnose_lines
+from verl_p40.diagnose.match import hits
+from verl_p40.diagnose.scan import scan
 
 FOLDER = Path(__file__).parent / "corpus"
 REPORTS = [
@@ -19,6 +21,12 @@ REPORTS = [
 NOTHING_IN_IT = {"E076"}
 """The excerpt ends before the error: only the reporter's own words name a cause."""
 SYMPTOM = {"vllm-v1-engine-start", "sigkill-suspected", "pip-build-failed"}
+BROADER = {
+    ("nccl-network", "port-in-use"),
+    ("cuda-oom-wake-up", "cuda-oom-weight-sync"),
+    ("vllm-cc-below-minimum", "bf16-unsupported"),
+}
+"""A report's kind, and another that is true of it too: both phases of one out of memory, two faults."""
 """Kinds that the corpus itself calls a pure symptom: no cause may be claimed."""
 
 
@@ -48,3 +56,21 @@ def test_corpus_both_faults_of_one_log_are_told_in_order() -> None:
     (report,) = [report for report in REPORTS if report["id"] == "E003"]
     kinds = [cause.kind for cause in diagnose_lines(report["log"].splitlines()).causes]
     assert kinds == ["bf16-unsupported", "vllm-cc-below-minimum"]
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda r: f"{r['id']}-{r['kind']}")
+def test_corpus_no_rule_speaks_with_certainty_for_another_s_report(report: dict[str, Any]) -> None:
+    """Each rule alone against every report: none may rest on a better one being there."""
+    true_of_it = {report["kind"], *report.get("also", ())}
+    true_of_it |= {other for kind, other in BROADER if kind == report["kind"]}
+    scanned = scan([report["log"].encode()])
+    certain = {
+        hit.rule.id
+        for hit in hits(scanned)
+        if hit.rule.role == "cause"
+        and hit.rule.confidence == "high"
+        and not hit.loose
+        and not hit.line.mild
+        and hit.rule.name not in true_of_it
+    }
+    assert certain == set()

@@ -37,7 +37,10 @@ def doctor(
     script: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A start script to look for settings in. Default: those here.", show_default=False
+            exists=True,
+            dir_okay=False,
+            help="A start script to look for settings in. Default: those here.",
+            show_default=False,
         ),
     ] = None,
     model: Annotated[
@@ -49,7 +52,10 @@ def doctor(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A parquet file to check. Default: those that are prepared.", show_default=False
+            exists=True,
+            dir_okay=False,
+            help="A parquet file to check. Default: those that are prepared.",
+            show_default=False,
         ),
     ] = None,
     fast: Annotated[

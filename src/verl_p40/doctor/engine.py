@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from verl_p40.doctor import checks
 from verl_p40.doctor.machine import Live, Machine
@@ -104,6 +106,9 @@ def _start(check: Check, machine: Machine) -> _Running:
             running.outcome = check.run(machine)
         except VerlP40Error as error:
             running.outcome = warning(error.message, *([error.fix] if error.fix else []))
+        except subprocess.TimeoutExpired as error:
+            program = error.cmd if isinstance(error.cmd, str) else Path(str(error.cmd[0])).name
+            running.outcome = warning(f"{program} gave no answer in {error.timeout:.0f} s")
         except Exception as error:
             text = f"the check itself failed: {type(error).__name__}: {error}"
             running.outcome = warning(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import click
 import pytest
+import typer
 
+from verl_p40 import doctor
 from verl_p40.cli import main as cli
 from verl_p40.errors import ExitCode
 
 CAPTURES = Path(__file__).parent / "captures"
+SOURCES = Path(doctor.__file__).parent
 
 
 def run(*words: str) -> int:
@@ -71,11 +76,13 @@ def test_listing(capsys: pytest.CaptureFixture[str]) -> None:
         ("--only", "nothing"),
         ("--replay", "none.yaml"),
         ("--replay", "a.yaml", "--record", "b.yaml"),
+        ("--script", "none.sh"),
+        ("--data", "none.parquet"),
     ],
 )
 def test_bad_arguments(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*words) == ExitCode.USAGE
-    assert "error:" in capsys.readouterr().err
+    assert "error" in capsys.readouterr().err.lower()
 
 
 def test_this_machine_recorded_and_replayed(
@@ -91,3 +98,32 @@ def test_this_machine_recorded_and_replayed(
     for before, after in zip(first["checks"], second["checks"], strict=True):
         assert (before["id"], before["state"]) == (after["id"], after["state"])
         assert before["text"] == after["text"]
+
+
+COMMANDS = re.compile(
+    r"verl-p40 ([a-z][a-z0-9-]*(?: [a-z][a-z0-9-]*)?)((?: --?[a-z-]+| [\\w./{}%<>-]+)*)"
+)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [*sorted(SOURCES.rglob("*.py")), *sorted(CAPTURES.glob("*.txt"))],
+    ids=lambda path: path.name,
+)
+def test_every_command_that_is_advised_exists(file: Path) -> None:
+    """With its options: advice that cannot be pasted is worse than none."""
+    root = typer.main.get_command(cli.app)
+    text = " ".join(file.read_text(encoding="utf-8").split()).replace('" "', "").replace('" f"', "")
+    for words, rest in COMMANDS.findall(text):
+        command: click.Command = root
+        for word in words.split():
+            if not isinstance(command, click.Group) or word not in command.commands:
+                break
+            command = command.commands[word]
+        if command is root:
+            # "verl-p40 train" is there, "verl-p40 of this version" is prose.
+            assert words.split()[0] not in {"install", "build"}
+            continue
+        known = {option for p in command.params for option in p.opts} | {"--help"}
+        for option in re.findall(r"(?<= )--?[a-z][a-z-]*", rest):
+            assert option in known, f"verl-p40 {words} has no {option}"

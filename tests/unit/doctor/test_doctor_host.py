@@ -299,6 +299,30 @@ def test_an_open_module_below_a_working_newer_card_is_fine() -> None:
     assert pascal.state is State.FAILURE
 
 
+def test_what_the_module_on_the_disk_tells_where_dmesg_is_closed() -> None:
+    """As on Ubuntu, where only root may read the kernel's log."""
+    silent = {
+        "nvidia-smi": {
+            "code": 9,
+            "text": "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+        },
+        "dmesg": {"code": 1, "text": "dmesg: read kernel buffer failed: Operation not permitted"},
+        "lspci -nn": {
+            "text": "02:00.0 3D controller [0302]: NVIDIA Corporation GP102GL [Tesla P40] "
+            "[10de:1b38] (rev a1)\n"
+        },
+        "modinfo -F version nvidia": {"text": "590.48.01\n"},
+        "modinfo -F license nvidia": {"text": "NVIDIA\n"},
+    }
+    new = ask("driver", commands=silent)
+    assert new.text.startswith("590.48.01 does not drive Tesla P40")
+    silent["modinfo -F version nvidia"] = {"text": "580.95.05\n"}
+    assert "nvidia-smi has no answer" in ask("driver", commands=silent).text
+    assert ask("kernel-module", commands=silent).state is State.NA
+    silent["modinfo -F license nvidia"] = {"text": "Dual MIT/GPL\n"}
+    assert ask("kernel-module", commands=silent).state is State.FAILURE
+
+
 @pytest.mark.parametrize(
     ("version", "name", "state"),
     [

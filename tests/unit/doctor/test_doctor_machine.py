@@ -112,6 +112,24 @@ def test_what_identifies_is_left_out(text: str, instead: str) -> None:
         assert secret not in redact(text)
 
 
+def test_of_the_kernel_s_log_and_connections_only_what_is_needed(
+    bin_folder: Path, tmp_path: Path
+) -> None:
+    program(bin_folder, "dmesg", "echo '[1] NVRM: Xid'; echo '[2] usb: serial 1234'")
+    recorder = Recorder(Live())
+    said = recorder.command("dmesg")
+    connections = recorder.text("/proc/net/tcp")
+    recorder.write(tmp_path / "host.yaml")
+    again = recording.load(tmp_path / "host.yaml")
+    kept = again.command("dmesg")
+    assert said is not None
+    assert kept is not None
+    assert ("serial 1234" in said.text, kept.text) == (True, "[1] NVRM: Xid\n")
+    lines = (again.text("/proc/net/tcp") or "").splitlines()
+    assert connections is not None
+    assert all(line.split()[3] in {"0A", "st"} for line in lines if line.strip())
+
+
 @pytest.mark.parametrize("text", ["", "a: [", "commands: {nvidia-smi: 3}", "unknown: 1", "\x00"])
 def test_what_is_no_recording_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.yaml"

@@ -16,7 +16,6 @@ from verl_p40.doctor.checks import models, stack
 from verl_p40.doctor.machine import Live, Subject
 from verl_p40.doctor.model import Outcome
 from verl_p40.doctor.recording import Recorded, Recording
-from verl_p40.errors import UsageError
 from verl_p40.plan.fit import MIB
 from verl_p40.stack import lockfile, pins
 from verl_p40.stack.env import StackEnv
@@ -68,7 +67,9 @@ def test_packages_as_pinned_and_not(env: StackEnv) -> None:
     changed = ask("packages")
     assert changed.state is State.FAILURE
     assert changed.text == f"transformers: 5.0.0, pinned {pinned}"
-    assert changed.fix == ("verl-p40 stack install --fresh",)
+    assert changed.fix == (
+        "verl-p40 stack remove --flavor cpu --yes && verl-p40 stack install --flavor cpu",
+    )
     metadata(env.site_packages, "torch", "2.6.0+cu118")
     assert "torch" not in ask("packages").text, "another build of the pinned version"
 
@@ -232,8 +233,6 @@ def test_no_op_settings_of_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert ask("scripts", Subject(scripts=(str(script),))).state is found.state
-    with pytest.raises(UsageError, match="does not exist"):
-        ask("scripts", Subject(scripts=("none.sh",)))
 
 
 @pytest.mark.parametrize(

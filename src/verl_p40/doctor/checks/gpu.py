@@ -280,10 +280,13 @@ def temperature(machine: Machine) -> Outcome:
     if not told:
         return na(NO_CARDS if not cards else "the driver does not say")
     text = spread(told, lambda card: f"{card.temperature_c} C")
+    lower = next(
+        (f"sudo nvidia-smi -pl {c.profile.power_limit_min_w:.0f}" for c in told if c.profile), ""
+    )
     fix = (
         "a passive card needs a fan that blows through it (a shroud with a 40 mm server fan, or "
         "the case's own at full speed)",
-        "watch it: verl-p40 monitor; until then: sudo nvidia-smi -pl 150",
+        f"watch it: verl-p40 monitor; until then: {lower or 'a lower power limit (nvidia-smi -pl)'}",
     )
 
     def slowdown(card: Card) -> int:

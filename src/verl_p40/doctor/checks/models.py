@@ -44,7 +44,7 @@ def model(machine: Machine) -> Outcome:
     if need is None:
         return note(
             f"{text}: what vLLM's prefix kernel takes at this head size is not known here",
-            "verl-p40 kernels triton vllm   # only with rollout.name=vllm",
+            "verl-p40 kernels triton prefix_prefill   # matters with rollout.name=vllm only",
             **facts,
         )
     if need > limit:

@@ -18,6 +18,10 @@ INSTALL = (
     "(not the open) kernel module: https://www.nvidia.com/drivers",
 )
 
+OPEN_LICENSE = "Dual MIT/GPL"
+"""What the open kernel modules declare (``MODULE_LICENSE``, kernel-open/nvidia/nv.c); NVIDIA's own
+say ``NVIDIA``."""
+
 _LEGACY = re.compile(r"supported through the NVIDIA (\d+)\.xx Legacy drivers")
 _OPEN_REFUSES = re.compile(r"not supported by\s+(?:NVRM:\s+)?open\s+(?:NVRM:\s+)?nvidia\.ko", re.S)
 _OLD_REFUSES = re.compile(
@@ -108,6 +112,10 @@ def _no_answer(machine: Machine, found: smi.Driver) -> Outcome:
             + f" (the kernel: supported through the {refused.group(1)}.xx legacy drivers)",
             *INSTALL,
         )
+    installed = _installed(machine)
+    known = [name for name in _old_cards(machine) if name]
+    if known and installed and numbers(installed)[0] > P40.last_driver_branch:
+        return failure(_too_new(installed, known[0]), *INSTALL)
     if _OPEN_REFUSES.search(log):
         return failure(f"the open kernel module does not drive {what}: see kernel-module", *INSTALL)
     if refused := _OLD_REFUSES.search(log):
@@ -119,6 +127,12 @@ def _no_answer(machine: Machine, found: smi.Driver) -> Outcome:
     if devices:
         return failure(f"{many} on the bus ({devices[0].bus}), and no NVIDIA driver", *INSTALL)
     return na("no NVIDIA card and no driver: the CPU presets run here", "verl-p40 train cpu-demo")
+
+
+def _installed(machine: Machine, field: str = "version") -> str:
+    """What modinfo says of the module on the disk: dmesg is root's alone on many distributions."""
+    said = machine.command("modinfo", "-F", field, "nvidia")
+    return said.text.strip() if said is not None and said.code == 0 else ""
 
 
 def _in_container(machine: Machine, devices: tuple[smi.PciCard, ...], found: smi.Driver) -> Outcome:
@@ -137,7 +151,9 @@ def kernel_module(machine: Machine) -> Outcome:
     """NVIDIA's open kernel modules refuse cards without a GSP, that is, all before Turing."""
     found, log = smi.driver(machine), kernel_log(machine)
     old = _old_cards(machine)
-    if _OPEN_REFUSES.search(log) or (found.module == "open" and old):
+    on_disk = "" if found.module else _installed(machine, "license")
+    opened = found.module == "open" or on_disk == OPEN_LICENSE
+    if _OPEN_REFUSES.search(log) or (opened and old):
         name = old[0] if old else "this card"
         return failure(
             f"the open kernel module is loaded, and {name} needs the proprietary one "

@@ -8,7 +8,6 @@ from pathlib import Path
 from verl_p40.audit.settings import SettingFinding, check_command, check_environment
 from verl_p40.doctor.machine import Machine
 from verl_p40.doctor.model import Outcome, check, na, note, ok, warning
-from verl_p40.errors import UsageError
 
 _MAX_SCRIPTS = 20
 _MAX_BYTES = 2_000_000
@@ -26,11 +25,7 @@ def environment(machine: Machine) -> Outcome:
 @check("scripts", "Settings in scripts", limit=30, replayable=False)
 def scripts(machine: Machine) -> Outcome:
     """The scripts that were named, else those here that start verl, and Compose's .env."""
-    named = [Path(name) for name in machine.subject.scripts]
-    for path in named:
-        if not path.is_file():
-            raise UsageError(f"{path} does not exist")
-    chosen = named or _here()
+    chosen = [Path(name) for name in machine.subject.scripts] or _here()
     if not chosen:
         return na("no script here starts verl", "verl-p40 doctor --script train.sh")
     findings: list[SettingFinding] = []

@@ -39,6 +39,14 @@ def ready() -> StackEnv | None:
         return None
 
 
+def again(found: StackEnv, flavor: str = "") -> str:
+    """The command that puts the pinned packages back."""
+    if found.prefix == Path(sys.prefix):
+        return "docker compose build --no-cache train   # this environment is an image's"
+    name = flavor or found.flavor
+    return f"verl-p40 stack remove --flavor {name} --yes && {INSTALL} --flavor {name}"
+
+
 def absent() -> Outcome:
     return na("no training stack is installed", INSTALL)
 
@@ -63,7 +71,7 @@ def stack(machine: Machine) -> Outcome:
     if found is None:
         return note("not installed: the first run installs it (GB, minutes)", INSTALL)
     text = f"{found.flavor}, Python {found.record.python}, made {found.record.created[:10]}"
-    facts: dict[str, Any] = {"prefix": str(found.prefix), "flavor": found.flavor}
+    facts: dict[str, Any] = {"flavor": found.flavor, "python": found.record.python}
     if not env.is_current(found):
         return warning(f"{text}, from another lock than this version's", INSTALL, **facts)
     if found.flavor == "cpu" and any(c.profile is P40 for c in smi.cards(machine)):
@@ -111,7 +119,7 @@ def packages(machine: Machine) -> Outcome:
     direct = set(pins.load().packages(found.flavor))
     shown = "; ".join(details[:3]) + (f"; {len(details) - 3} more" if len(details) > 3 else "")
     build = failure if missing or direct & set(other) else warning
-    return build(shown, f"{INSTALL} --fresh", details=details)
+    return build(shown, again(found), details=details)
 
 
 def _same(installed: str, pinned: str) -> bool:
@@ -144,7 +152,7 @@ def torch(machine: Machine) -> Outcome:
     if lacking:
         return failure(
             f"{text}: nothing for {lacking[0]}, so `no kernel image is available`",
-            f"{INSTALL} --flavor cu118 --fresh",
+            again(found, "cu118"),
             **facts,
         )
     driver = smi.driver(machine).version
@@ -170,7 +178,7 @@ def _torch_facts(found: StackEnv) -> dict[str, Any]:
         last = done.stderr.strip().splitlines()
         raise VerlP40Error(
             f"torch cannot be imported: {last[-1] if last else 'no word why'}",
-            fix=f"{INSTALL} --fresh",
+            fix=again(found),
         )
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return answer
@@ -197,7 +205,7 @@ def patches(machine: Machine) -> Outcome:
     }[state.kind]
     details = tuple(str(each) for each in state.files)
     if state.kind == "missing" or (state.kind == "foreign" and not state.repairable):
-        return failure(f"verl: {what}", f"{INSTALL} --fresh", details=details)
+        return failure(f"verl: {what}", again(found), details=details)
     return warning(
         f"verl: {what} (verl-p40 train does it by itself)",
         "verl-p40 patches apply",
@@ -264,7 +272,7 @@ def vllm(machine: Machine) -> Outcome:
     if report.verdict in {Verdict.CANNOT, Verdict.PARTLY, Verdict.UNREADABLE}:
         return failure(
             f"{version} {report.verdict.value} on a P40 (PyPI's wheel starts at 7.0)",
-            "verl-p40 wheel build   # compiles it for sm_61",
+            "verl-p40 wheel   # compiles it for sm_61",
         )
     return ok(f"{version} {report.verdict.value} on a P40")
 
@@ -275,7 +283,7 @@ def shadows(machine: Machine) -> Outcome:
     found = ready()
     if found is None:
         return absent()
-    problems = list(_before(found)) + list(_inside(found.site_packages))
+    problems = list(_before(found)) + list(_inside(found))
     if problems:
         text, fix = problems[0]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -305,8 +313,8 @@ def _before(found: StackEnv) -> Iterator[tuple[str, str]]:
         yield f"{user} has another verl", "pip uninstall verl   # of the user's site-packages"
 
 
-def _inside(site: Path) -> Iterator[tuple[str, str]]:
-    reinstall = f"{INSTALL} --fresh"
+def _inside(found: StackEnv) -> Iterator[tuple[str, str]]:
+    site, reinstall = found.site_packages, again(found)
     for folder in site.glob("verl-*.dist-info"):
         try:
             origin = json.loads((folder / "direct_url.json").read_text(encoding="utf-8"))

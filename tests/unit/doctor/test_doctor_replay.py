@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ CAPTURES = Path(__file__).parent / "captures"
 HOSTS = sorted(path.stem for path in CAPTURES.glob("*.yaml"))
 
 
+@cache
 def replay(host: str) -> dict[str, Report]:
     machine = recording.load(CAPTURES / f"{host}.yaml")
     # `presets` plans with verl's config, which has tests of its own.

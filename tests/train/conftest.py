@@ -103,6 +103,17 @@ class Cli:
             stderr=subprocess.STDOUT,
         )
 
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Another command than ``train``; its errors stay on our standard error."""
+        return subprocess.run(
+            [sys.executable, "-m", "verl_p40.cli.main", *words],
+            cwd=self.home,
+            env=self.env(),
+            text=True,
+            stdout=subprocess.PIPE,
+            timeout=START,
+        )
+
     def run(self, *words: str, timeout: float = START) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.argv(*words),

@@ -93,6 +93,13 @@ def test_killed_trainer_and_killed_supervisor_are_resumed(cli: Cli) -> None:
     assert run.read_events()[-1]["event"] == "end"
     assert checkpoints.tracked(run.checkpoints) == 40
 
+    exported = cli.call("export", run.name, str(cli.home / "model"), "--json")
+    assert exported.returncode == 0, exported.stdout
+    document = json.loads(exported.stdout)
+    assert (document["step"], document["dtype"]) == (40, "float32")
+    assert document["tokens"] > 0
+    assert (cli.home / "model" / "model.safetensors").is_file()
+
     fourth = cli.run(*words)
     assert fourth.returncode == 0, fourth.stdout
     assert "already finished" in fourth.stdout

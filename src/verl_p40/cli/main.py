@@ -24,6 +24,7 @@ app = typer.Typer(
 
 GROUPS = (
     "train",
+    "export",
     "plan",
     "doctor",
     "diagnose",

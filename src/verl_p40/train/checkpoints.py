@@ -122,6 +122,11 @@ def find(folder: Path, wanted: Expected, *, deep: bool = False) -> Found:
     return Found(None, tuple(skipped))
 
 
+def problem(checkpoint: Path, wanted: Expected) -> str:
+    """Why one checkpoint cannot be used; empty where it can."""
+    return _half(checkpoint, wanted) or _misfit(checkpoint, wanted)
+
+
 def newest(folder: Path, *, critic: bool) -> int | None:
     """The newest whole checkpoint of any model, or None."""
     names = ("actor", "critic") if critic else ("actor",)

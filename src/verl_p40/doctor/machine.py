@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from verl_p40.stack import paths
+
 MAX_TEXT = 4_000_000
 """Characters kept of a file or of a program's output."""
+
+RUNS = "runs"
+"""As a path of :meth:`Machine.space`: the folder of runs, wherever this machine has it."""
 
 T = TypeVar("T")
 
@@ -111,7 +116,7 @@ class Live:
         return os.environ.get(name)
 
     def space(self, path: str) -> Space | None:
-        place = Path(path)
+        place = paths.runs_home() if path == RUNS else Path(path)
         try:
             there = next(p for p in [place, *place.parents] if p.exists())
             usage = shutil.disk_usage(there)

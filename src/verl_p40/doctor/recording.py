@@ -202,7 +202,7 @@ _Dumper.add_representer(str, _text)
 
 _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "GPU-0"),
-    (re.compile(r"(Serial Number\s*: )\S+"), r"\g<1>0"),
+    (re.compile(r"((?:Serial Number|GPU PDI|GUID|Board ID)\s*: )\S+"), r"\g<1>0"),
     (re.compile(r"(://)[^/@\s]+@"), r"\g<1>"),
     (re.compile(r"\bhf_[A-Za-z0-9]{8,}"), "hf_0"),
     (re.compile(r"^( (?:Name|ID): ).*$", re.MULTILINE), r"\g<1>host"),

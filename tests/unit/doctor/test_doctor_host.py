@@ -210,6 +210,13 @@ def test_topology() -> None:
     smi = {"nvidia-smi": {"text": TWO}, "nvidia-smi topo -m": {"text": PAIR}}
     fine = ask("topology", commands=smi)
     assert fine.text == "PHB x1; NUMA nodes 0 (across the processor)"
+    marked = PAIR.replace("GPU0\tGPU1\tCPU", "\x1b[4mGPU0\tGPU1\tCPU").replace(
+        "ID\n", "ID\x1b[0m\n"
+    )
+    underlined = {**smi, "nvidia-smi topo -m": {"text": marked}}
+    assert ask("topology", commands=underlined).text == fine.text, (
+        "as drivers from R550 on print it"
+    )
     apart = ask("topology", commands={**smi, "nvidia-smi topo -p2p r": {"text": PEERS}})
     assert (apart.state, apart.text[:30]) == (State.NOTE, "no peer access between GPU 0 a")
     assert "the cards do not do it" in apart.text

@@ -98,6 +98,7 @@ def test_a_recording_answers_as_the_machine_did(bin_folder: Path, tmp_path: Path
     [
         ("UUID: GPU-bcb96e0b-81bf-9648-8611-af34ef926bae", "UUID: GPU-0"),
         ("    Serial Number                         : 0320317060550", "Serial Number"),
+        ("    GPU PDI                    : 0x8d562a11ae80c39", "GPU PDI"),
         ("http://me:secret@proxy:3128", "http://proxy:3128"),
         ("token hf_abcdefghijklmnop", "token hf_0"),
         (" Name: my-server\n ID: ABCD:EFGH", " Name: host\n ID: host"),
@@ -108,7 +109,16 @@ def test_a_recording_answers_as_the_machine_did(bin_folder: Path, tmp_path: Path
 )
 def test_what_identifies_is_left_out(text: str, instead: str) -> None:
     assert instead in redact(text)
-    for secret in ("bcb96e0b", "0320317060550", "secret", "abcdefgh", "my-server", "EFGH", "aa:bb"):
+    for secret in (
+        "bcb96e0b",
+        "0320317060550",
+        "secret",
+        "abcdefgh",
+        "my-server",
+        "EFGH",
+        "aa:bb",
+        "8d562",
+    ):
         assert secret not in redact(text)
 
 

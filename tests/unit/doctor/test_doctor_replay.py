@@ -61,6 +61,10 @@ def test_transcript(host: str) -> None:
         ("mixed-535", "gpus", State.WARNING, "GTX 1070"),
         ("no-driver-p40", "driver", State.FAILURE, "Tesla P40 on the bus (82:00.0)"),
         ("open-module-p4", "kernel-module", State.FAILURE, "Tesla P4 needs the proprietary one"),
+        ("h200-580-open", "driver", State.OK, "580.159.04: runs CUDA 11.8"),
+        ("h200-580-open", "kernel-module", State.OK, "the open module"),
+        ("h200-580-open", "pcie", State.OK, "gen 5 x16"),
+        ("h200-580-open", "device-files", State.OK, "1 card(s)"),
         ("r595-gtx1050", "driver", State.FAILURE, "595.58.03 does not drive GeForce GTX 1050"),
         ("r595-p100", "driver", State.FAILURE, "595.71.03 does not drive Tesla P100-PCIE-16GB"),
         (

@@ -9,12 +9,12 @@ from typing import Any
 
 from verl_p40.doctor import cards as smi
 from verl_p40.doctor import fits
-from verl_p40.doctor.machine import Machine
+from verl_p40.doctor.machine import RUNS, Machine
 from verl_p40.doctor.model import Outcome, check, failure, na, note, ok, warning
 from verl_p40.doctor.where import in_container
 from verl_p40.plan.host import PROCESSES
 from verl_p40.services.start import SMALL_SHM
-from verl_p40.stack import paths, pins
+from verl_p40.stack import pins
 
 GB = 1_000_000_000
 
@@ -89,7 +89,7 @@ def memory(machine: Machine) -> Outcome:
     on_card = bool(smi.cards(machine))
     plan = fits.main_plan() if on_card else None
     need = sum(plan.host.values()) if plan else PROCESSES
-    what = fits.MAIN if plan else "the CPU demo" if not on_card else "Ray, verl and one worker"
+    what = fits.MAIN if plan else "the CPU demo" if not on_card else "Ray with verl"
     facts: dict[str, Any] = {"available": have, "need": need, "swap": swap}
     fix = (
         "docker run --memory=32g ...   # or no limit"
@@ -168,8 +168,7 @@ def shm(machine: Machine) -> Outcome:
 @check("disk", "Disk for checkpoints", limit=60, fast=False)
 def disk(machine: Machine) -> Outcome:
     """Against what the main preset keeps of checkpoints; without it, a checkpoint of 12 GB."""
-    place = str(paths.runs_home()) if machine.live else "runs"
-    space = machine.space(place)
+    space = machine.space(RUNS)
     if space is None:
         return na("the disk of the runs was not to be looked at")
     on_card = bool(smi.cards(machine))

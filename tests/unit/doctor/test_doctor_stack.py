@@ -17,7 +17,7 @@ from verl_p40.doctor.machine import Live, Subject
 from verl_p40.doctor.model import Outcome
 from verl_p40.doctor.recording import Recorded, Recording
 from verl_p40.plan.fit import MIB
-from verl_p40.stack import lockfile, pins
+from verl_p40.stack import lockfile, paths, pins
 from verl_p40.stack.env import StackEnv
 from verl_p40.stack.record import EnvRecord
 from verl_p40.train import source
@@ -33,7 +33,8 @@ def ask(check: str, subject: Subject = NOTHING) -> Outcome:
 @pytest.fixture
 def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StackEnv:
     """An environment with every pinned package's metadata, and a verl of one file."""
-    prefix = tmp_path / "env"
+    monkeypatch.setenv("VERL_P40_HOME", str(tmp_path / "home"))
+    prefix = paths.env_home() / "cpu-py310-0"
     record = EnvRecord(flavor="cpu", python="3.10", lock_digest="0", created="2026-01-01T00:00:00Z")
     found = StackEnv(prefix, prefix / "bin" / "python", record)
     site = found.site_packages
@@ -330,6 +331,19 @@ def test_the_card_is_the_smallest_of_the_p40s(monkeypatch: pytest.MonkeyPatch) -
     second = P40.replace("|   0 ", "|   1 ").replace("23040MiB", "22919MiB")
     presets(P40 + second + P40.replace("|   0  Tesla P40 ", "|   2  Tesla M60 "))
     assert asked == [22919 * MIB]
+
+
+def test_an_environment_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VERL_P40_ENV", str(tmp_path))
+    outcome = ask("stack-env")
+    assert (outcome.state, "unset VERL_P40_ENV" in outcome.fix[0]) == (State.FAILURE, True)
+    assert ask("packages").state is State.NA
+
+
+def test_one_that_is_named_is_not_removed(env: StackEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_P40_HOME", "/elsewhere")
+    metadata(env.site_packages, "transformers", "5.0.0")
+    assert ask("packages").fix == ("unset VERL_P40_ENV && verl-p40 stack install --flavor cpu",)
 
 
 def test_environments_of_another_lock_are_told(env: StackEnv) -> None:

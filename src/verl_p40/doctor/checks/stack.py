@@ -44,6 +44,8 @@ def again(found: StackEnv, flavor: str = "") -> str:
     if found.prefix == Path(sys.prefix):
         return "docker compose build --no-cache train   # this environment is an image's"
     name = flavor or found.flavor
+    if found.prefix.parent != paths.env_home():
+        return f"unset VERL_P40_ENV && {INSTALL} --flavor {name}"
     return f"verl-p40 stack remove --flavor {name} --yes && {INSTALL} --flavor {name}"
 
 
@@ -67,7 +69,10 @@ def python(machine: Machine) -> Outcome:
 @check("stack-env", "Training stack", limit=20, replayable=False)
 def stack(machine: Machine) -> Outcome:
     """An environment of today's lock, of the flavor that this machine needs."""
-    found = fits.stack_env()
+    try:
+        found = fits.stack_env()
+    except VerlP40Error as error:
+        return failure(error.message, error.fix)
     if found is None:
         return note("not installed: the first run installs it (GB, minutes)", INSTALL)
     text = f"{found.flavor}, Python {found.record.python}, made {found.record.created[:10]}"
@@ -270,7 +275,8 @@ def vllm(machine: Machine) -> Outcome:
     report = inspect("vllm", Capability(*P40.compute_capability), found)
     version = contents.packages(found.site_packages).get("vllm", "?")
     if report.verdict in {Verdict.CANNOT, Verdict.PARTLY, Verdict.UNREADABLE}:
-        return failure(
+        build = warning if report.verdict is Verdict.PARTLY else failure
+        return build(
             f"{version} {report.verdict.value} on a P40 (PyPI's wheel starts at 7.0)",
             "verl-p40 wheel   # compiles it for sm_61",
         )

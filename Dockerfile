@@ -14,7 +14,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cu118
 ARG VERSION=0.1.0
 ARG VERL_VERSION=0.4.1
 ARG TORCH_VERSION=2.6.0
-ARG PATCHES_DIGEST=e3489071d7de23efb35ced0d6a9aabf5e52b57522f44f08c9dc712e597178591
+ARG PATCHES_DIGEST=2b5d15315b632412b8ad24ea0579c061fbacbb8f4efa1b67b5e875ad33c4d968
 # The commit that is built.
 ARG REVISION=""
 # 1: vLLM, compiled for VLLM_ARCH, is in the image. 0: it is not; rollout.name=hf needs none. Empty:

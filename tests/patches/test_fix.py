@@ -413,3 +413,61 @@ def test_without_a_request_every_step_is_trained(
     monkeypatch.delenv("VERL_STOP_FILE")
     grpo(save_freq=-1, test_freq=-1).fit()
     assert [record["step"] for record in _logged(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+_CLOCK = ("timing", "perf/")
+"""Metrics that a clock or the machine's memory decides."""
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(grpo: Any, tmp_path: Path) -> None:
+    """Stopped in the middle of its second epoch, in another process than the one that goes on."""
+    import torch
+    from omegaconf import OmegaConf
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from verl.trainer.main_ppo import create_rl_sampler
+    from verl.trainer.ppo.core_algos import AdaptiveKLController
+    from verl.utils.dataset.rl_dataset import collate_fn
+
+    data = OmegaConf.create({"shuffle": True, "seed": 1})
+    rolled_out: list[list[Any]] = []
+
+    def train(seed: int, steps: int, kl_coef: float) -> Any:
+        torch.manual_seed(seed)
+        trainer = grpo(save_freq=7, test_freq=-1, total_epochs=3)
+        rows = trainer.train_dataloader.dataset
+        trainer.train_dataloader = StatefulDataLoader(
+            rows,
+            batch_size=2,
+            collate_fn=collate_fn,
+            sampler=create_rl_sampler(data, rows),
+            # verl's loader draws from the driver's generator, which here is the worker's too.
+            generator=torch.Generator(),
+        )
+        score = trainer.reward_fn
+
+        def scored(batch: Any, return_dict: bool = False) -> Any:
+            rolled_out.append(batch.batch["responses"].tolist() + batch.batch["prompts"].tolist())
+            return score(batch, return_dict)
+
+        trainer.reward_fn = scored
+        trainer.total_training_steps = steps
+        trainer.kl_ctrl_in_reward = AdaptiveKLController(kl_coef, 6.0, 100)
+        trainer.fit()
+        return trainer
+
+    train(1, 12, 0.1)
+    whole = [_comparable(record) for record in _logged(tmp_path)]
+    whole_rolled_out = list(rolled_out)
+    for name in ("metrics.jsonl", "checkpoints"):
+        shutil.move(tmp_path / name, tmp_path / f"whole-{name}")
+    rolled_out.clear()
+    train(1, 7, 0.3)
+    resumed = train(2, 12, 0.1)
+    assert [_comparable(record) for record in _logged(tmp_path)] == whole
+    assert rolled_out == whole_rolled_out
+    assert [record["training/epoch"] for record in whole] == [0] * 5 + [1] * 5 + [2] * 2
+    assert resumed.kl_ctrl_in_reward.value == 0.3
+
+
+def _comparable(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in record["data"].items() if not k.startswith(_CLOCK)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from omegaconf import OmegaConf
 
 from verl_p40.cli.main import run as cli
 from verl_p40.diagnose import advice
@@ -141,9 +143,8 @@ def test_a_run_that_ran_out_of_memory_is_asked_of_the_planner(
     )
     override, _, what = first.partition("   # frees ")
     key, _, value = override.partition("=")
-    changed = compose("p40-ppo", ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
-                                  "actor_rollout_ref.actor.fsdp_config.optimizer_offload=false",
-                                  override], verl_config).config  # fmt: skip
+    merged = OmegaConf.merge(config, OmegaConf.from_dotlist([override]))
+    changed = cast("dict[str, Any]", OmegaConf.to_container(merged))
     after = fit.make_plan(changed, int(22.38 * 2**30))
     saved = needed.needed(phase) - after.needed(
         next(p for p in after.phases if p.name == "actor update")

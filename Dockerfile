@@ -95,7 +95,7 @@ ARG VLLM_BUILD_PACKAGES
 # hadolint ignore=DL3008,SC2086
 RUN export DEBIAN_FRONTEND=noninteractive \
  && apt-get update -qq \
- && apt-get install -qq --no-install-recommends ca-certificates ccache python3 python3-dev \
+ && apt-get install -qq --no-install-recommends ca-certificates python3 python3-dev \
       ${VLLM_BUILD_PACKAGES} >/dev/null \
  && rm -rf /var/lib/apt/lists/*
 ARG PYPI_INDEX=""
@@ -126,10 +126,9 @@ COPY src/verl_p40/stack /build/src/verl_p40/stack
 COPY src/verl_p40/wheel /build/src/verl_p40/wheel
 ARG VLLM_ARCH
 RUN --mount=type=secret,id=ca \
-    --mount=type=cache,target=/var/cache/ccache \
     --mount=type=cache,target=/var/cache/vllm,sharing=locked \
     --mount=type=cache,target=/cache/verl-p40 \
-    CCACHE_DIR=/var/cache/ccache VERL_P40_HOME=/cache/verl-p40 \
+    VERL_P40_HOME=/cache/verl-p40 \
     python3 /build/scripts/image_build.py run /opt/tool/bin/python /build/scripts/vllm_wheel.py \
       /opt/torch/bin/python /var/cache/vllm /dist "${VLLM_ARCH}"
 

@@ -29,7 +29,9 @@ def register(parent: typer.Typer) -> None:
 def wheel(
     arch: Annotated[
         str,
-        typer.Option("--arch", help="Compute capabilities to compile for, such as 6.1 or 6.0;6.1+PTX."),
+        typer.Option(
+            "--arch", help="Compute capabilities to compile for, such as 6.1 or 6.0;6.1+PTX."
+        ),
     ] = "",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the wheel goes.")] = Path(
         "dist"
@@ -58,8 +60,7 @@ def wheel(
     """Build vLLM's wheel from the pinned sdist and the patch queue, for a P40.
 
     Needs CUDA 11.8 (CUDA_HOME, or nvcc on PATH), g++ 9 to 11 (CUDAHOSTCXX), 3 GiB of memory a job
-    and about half an hour on two cores. Interrupted, it goes on where it was. ccache is used where
-    it is installed.
+    and about half an hour on two cores. Interrupted, it goes on where it was.
     """
     archs = building.check_archs(arch or pins.load().arch.torch_cuda_arch_list)
     chain = toolchain.find_toolchain()

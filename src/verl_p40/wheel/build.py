@@ -7,6 +7,7 @@ by file. The wheel gets its own name when it is complete and has been looked int
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from verl_p40.errors import DiskError, MachineError, TreeError, UsageError
 from verl_p40.kernels.capability import Capability
 from verl_p40.kernels.inspect import TargetReport, inspect
 from verl_p40.kernels.verdict import Verdict
+from verl_p40.patches.project import Project
 from verl_p40.patches.queue import Queue, default_directory, load_queue
 from verl_p40.patches.release import patched_release
 from verl_p40.stack import lockfile, paths, pins
@@ -253,14 +255,38 @@ def _tools(request: Request, on_stage: Callable[[str], None]) -> Path:
 
 
 def _source(request: Request, queue: Queue, torch: str, on_stage: Callable[[str], None]) -> Path:
-    """The patched tree, whose name tells what its objects were made from."""
+    """The patched tree. Of an older queue's tree only the files that differ are written, so ninja
+    compiles those alone."""
     python = request.python.resolve().name
-    name = f"{queue.version}-{queue.digest[:12]}-torch{torch}-{python}-{request.archs}"
+    name = f"{queue.version}-torch{torch}-{python}-{request.archs}"
     source = request.work / re.sub(r"[^\w.+-]", "_", name)
-    if not source.is_dir():
-        on_stage(f"vLLM {queue.version}: fetching the sdist, {len(queue.patches)} patches")
-        patched_release(queue, source)
+    stamp = source.with_name(f"{source.name}.queue")
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == queue.digest:
+        return source
+    on_stage(f"vLLM {queue.version}: fetching the sdist, {len(queue.patches)} patches")
+    stamp.unlink(missing_ok=True)
+    fresh = source.with_name(f"{source.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    patched_release(queue, fresh)
+    _bring_up_to_date(source, fresh, queue.facts)
+    shutil.rmtree(fresh)
+    stamp.write_text(queue.digest, encoding="utf-8")
     return source
+
+
+def _bring_up_to_date(source: Path, fresh: Path, facts: Project) -> None:
+    """Make ``source`` hold what ``fresh`` does; what is the same keeps its time, builds stay."""
+    wanted = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()}
+    for root in facts.roots:
+        for path in (source / root).rglob("*"):
+            name = path.relative_to(source)
+            if path.is_file() and name not in wanted and not facts.is_built(name.as_posix()):
+                path.unlink()
+    for name in wanted:
+        old, new = source / name, fresh / name
+        if not old.is_file() or not filecmp.cmp(new, old, shallow=False):
+            old.parent.mkdir(parents=True, exist_ok=True)
+            new.replace(old)
 
 
 def environment(request: Request, tools: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -281,9 +307,6 @@ def environment(request: Request, tools: Path, environ: Mapping[str, str]) -> di
         "VLLM_TARGET_DEVICE": "cuda",
         "MAX_JOBS": str(request.jobs),
         "CMAKE_BUILD_TYPE": "Release",
-        # An object is the same wherever the tree lies: ccache may take one from another folder.
-        "CCACHE_NOHASHDIR": "1",
-        "CCACHE_BASEDIR": str(request.work),
     }
 
 

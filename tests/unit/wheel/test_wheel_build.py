@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from verl_p40.errors import DiskError, MachineError, TreeError, UsageError
+from verl_p40.patches.project import find_project
 from verl_p40.wheel import build
 from verl_p40.wheel.toolchain import Toolchain
 
@@ -176,3 +177,35 @@ def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(DiskError, match="GB free, a build takes"):
         build.build(request)
     assert not (tmp_path / "dist").exists()
+
+
+def test_an_updated_queue_touches_only_what_it_changes(tmp_path: Path) -> None:
+    """By times, which are what ninja goes by."""
+
+    def tree(name: str, files: dict[str, str]) -> Path:
+        for path, text in files.items():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_text(text)
+        return tmp_path / name
+
+    source = tree(
+        "source",
+        {
+            "setup.py": "1", "csrc/a.cu": "a", "csrc/b.cu": "b", "csrc/old/gone.cu": "x",
+            "vllm/_version.py": "built", "build/temp/a.o": "object",
+        },
+    )  # fmt: skip
+    for path in source.rglob("*"):
+        os.utime(path, (1, 1))
+    fresh = tree("fresh", {"setup.py": "1", "csrc/a.cu": "a", "csrc/b.cu": "B", "csrc/c.cu": "c"})
+    build._bring_up_to_date(source, fresh, find_project("vllm"))
+    times = {
+        path.relative_to(source).as_posix(): path.stat().st_mtime == 1
+        for path in source.rglob("*")
+        if path.is_file()
+    }
+    assert times == {
+        "setup.py": True, "csrc/a.cu": True, "csrc/b.cu": False, "csrc/c.cu": False,
+        "vllm/_version.py": True, "build/temp/a.o": True,
+    }  # fmt: skip
+    assert (source / "csrc/b.cu").read_text() == "B"

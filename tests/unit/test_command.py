@@ -61,7 +61,16 @@ REPORTING = {
     *(("patches", name) for name in ("list", "apply", "verify", "status", "prove")),
     *(("image", name) for name in ("build", "inspect", "push", "pull", "verify")),
     *(("kernels", name) for name in ("binary", "triton")),
-    *(("audit",), ("diagnose",), ("health",), ("monitor",), ("presets",), ("smoke",), ("train",)),
+    *(
+        ("audit",),
+        ("diagnose",),
+        ("doctor",),
+        ("health",),
+        ("monitor",),
+        ("presets",),
+        ("smoke",),
+        ("train",),
+    ),
 }
 
 

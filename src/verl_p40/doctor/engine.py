@@ -123,13 +123,17 @@ def _start(check: Check, machine: Machine) -> _Running:
     return running
 
 
+PREFLIGHT = ("nvidia", "gpu", "links", "host")
+"""The groups whose failures no run survives, wherever it runs."""
+
+
 def fast(
-    words: Sequence[str] = (), *, machine: Machine | None = None, limit: float = FAST_LIMIT
+    words: Sequence[str] = PREFLIGHT, *, machine: Machine | None = None, limit: float = FAST_LIMIT
 ) -> list[Report]:
     """The failures that can be known in seconds, for a preflight.
 
-    Runs the checks marked fast among those that ``words`` name (ids or groups; all without words),
-    starts no Python, asks no network, and gives up on a check after ``limit`` seconds.
+    Runs the checks marked fast among those that ``words`` name (ids or groups), starts no Python,
+    asks no network, and gives up on a check after ``limit`` seconds.
     """
     machine = machine or Live()
     chosen = [

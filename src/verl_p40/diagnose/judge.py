@@ -229,6 +229,8 @@ def _weigh(fatal: Sequence[Hit], scanned: Scanned) -> tuple[list[Hit], list[tupl
         rule = hit.rule
         same = next((a for a in accepted if a.rule.name == rule.name), None)
         if same is not None:
+            if _certainty(hit) > _certainty(same):
+                accepted[accepted.index(same)] = hit
             continue
         if rule.name in hidden and not all(rule.name in h.rule.hides for h in fatal):
             followed.append((hit, "it follows from the cause above"))
@@ -243,6 +245,12 @@ def _weigh(fatal: Sequence[Hit], scanned: Scanned) -> tuple[list[Hit], list[tupl
         else:
             accepted.append(hit)
     return accepted, followed
+
+
+def _certainty(hit: Hit) -> int:
+    """Of two hits of one kind the more certain one is shown: 2 high, 1 medium, 0 low."""
+    capped = hit.loose or hit.line.mild
+    return min({"high": 2, "medium": 1, "low": 0}[hit.rule.confidence], 1 if capped else 2)
 
 
 def _chained(first: Hit, second: Hit, scanned: Scanned) -> bool:

@@ -184,10 +184,13 @@ def _fill(groups: dict[str, str], match: re.Match[str]) -> None:
 def _speaks(rule: Compiled, scanned: Scanned, line: Line, text: str) -> Hit | None:
     found, loose = None, False
     for pattern in rule.match:
-        found = pattern.search(text)
-        if found:
-            loose = pattern.loose and not rule.near and not rule.frames
-            break
+        if found and pattern.loose:
+            continue
+        told = pattern.search(text)
+        if told:
+            found, loose = told, pattern.loose and not rule.near and not rule.frames
+            if not loose:
+                break
     if found is None:
         return None
     groups: dict[str, str] = {}

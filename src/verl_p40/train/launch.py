@@ -156,11 +156,29 @@ def _train(request: Request, view: View) -> Summary:
     checks.check_device(plan.config, plan.composed.preset)
     if plan.action == "finished":
         return _finished(plan)
+    _ask_doctor(plan, view)
     with heartbeat.preparing(plan.run, view) as telling:
         ready = _prepare(plan, telling)
     with process.interruptible() as interrupt, plan.run.hold() as lock:
         result = Attempts(plan, ready, lock, grace, view, interrupt).run(retries)
     return _conclude(plan, result)
+
+
+_DOCTORED = ("gpu",)
+"""The groups of doctor's checks that tell of cards that a run would fail on."""
+
+
+def _ask_doctor(plan: Plan, view: View) -> None:
+    """Say what doctor finds wrong in seconds. A run goes on all the same: it may know better."""
+    if plan.device == "cpu":
+        return
+    from verl_p40 import doctor
+
+    view.phase("looking at the cards")
+    for report in doctor.fast(_DOCTORED):
+        view.note(f"warning: {report.check.title}: {report.outcome.text}")
+        for fix in report.outcome.fix:
+            view.note(f"  {fix}")
 
 
 def _prepare(plan: Plan, view: View) -> Ready:

@@ -74,5 +74,6 @@ def check_tree(stack: StackEnv) -> str:
             fix=fix,
         )
     if state.kind == "foreign" and not state.repairable:
-        fix = "verl-p40 stack install --fresh, which puts the pinned release back"
+        flavor = f"--flavor {stack.flavor}"
+        fix = f"verl-p40 stack remove {flavor} --yes && verl-p40 stack install {flavor}"
     raise TreeError(state.describe(), fix=fix)

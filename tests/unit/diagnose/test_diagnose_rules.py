@@ -38,9 +38,9 @@ def test_near_misses_are_not_taken_for_it(rule: Rule) -> None:
         assert rule.id not in {cause.id for cause in diagnose_lines(log.splitlines()).causes}, log
 
 
-def test_the_scan_keeps_each_of_these_lines_among_a_thousand_others() -> None:
+def test_the_scan_keeps_each_of_these_lines_among_hundreds_of_others() -> None:
     """The quick search for telling words must not lose what a rule would see."""
-    clean = b"step 1 of the warmup done, 12 tokens\n" * 500
+    clean = b"step 1 of the warmup done, 12 tokens\n" * 150
     for rule in RULES:
         for example in rule.examples:
             kept = scan([clean + example.log.encode() + b"\n" + clean])

@@ -28,39 +28,6 @@ from verl_p40.stack import paths  # noqa: E402
 START = 600.0
 """Seconds until a run must have trained a step, on a machine that is busy with other things."""
 
-PRESET = """
-defaults: [ppo_trainer, _cpu, _self_]
-verl_p40:
-  description: the smallest run that is one
-  shown: CPU run
-  data: none
-  model: random weights
-data:
-  train_files: {assets}/train.parquet
-  val_files: {assets}/test.parquet
-  train_batch_size: 8
-  max_prompt_length: 16
-  max_response_length: 8
-algorithm: {{use_kl_in_reward: true}}
-actor_rollout_ref:
-  model: {{path: {assets}/model}}
-  actor:
-    ppo_mini_batch_size: 4
-    ppo_micro_batch_size_per_gpu: 4
-    optim: {{lr: 1.0e-3}}
-  ref: {{log_prob_micro_batch_size_per_gpu: 8}}
-  rollout: {{log_prob_micro_batch_size_per_gpu: 8}}
-critic: {{ppo_micro_batch_size_per_gpu: 4}}
-trainer:
-  val_before_train: false
-  total_epochs: 30
-  total_training_steps: 4
-  test_freq: 2
-  save_freq: 2
-  max_actor_ckpt_to_keep: 2
-  max_critic_ckpt_to_keep: 2
-"""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
@@ -136,7 +103,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cli(tmp_path: Path, assets: Path) -> Iterator[Cli]:
     preset = tmp_path / "tiny.yaml"
-    preset.write_text(PRESET.format(assets=assets))
+    preset.write_text(tiny.PRESET.format(assets=assets))
     yield Cli(tmp_path, preset)
     for process in processes_of(tmp_path):
         process.kill()

@@ -13,6 +13,41 @@ CHAT = (
     "{% if add_generation_prompt %}={% endif %}"
 )
 
+PRESET = """
+defaults: [ppo_trainer, _cpu, _self_]
+verl_p40:
+  description: the smallest run that is one
+  shown: CPU run
+  data: none
+  model: random weights
+data:
+  train_files: {assets}/train.parquet
+  val_files: {assets}/test.parquet
+  train_batch_size: 8
+  max_prompt_length: 16
+  max_response_length: 8
+algorithm: {{use_kl_in_reward: true}}
+actor_rollout_ref:
+  # Seeds the workers: two runs are the same, whatever interrupts one of them.
+  model: {{path: {assets}/model, external_lib: verl_p40.train.seed}}
+  actor:
+    ppo_mini_batch_size: 4
+    ppo_micro_batch_size_per_gpu: 4
+    optim: {{lr: 1.0e-3}}
+  ref: {{log_prob_micro_batch_size_per_gpu: 8}}
+  rollout: {{log_prob_micro_batch_size_per_gpu: 8}}
+critic: {{ppo_micro_batch_size_per_gpu: 4}}
+trainer:
+  val_before_train: false
+  total_epochs: 30
+  total_training_steps: 4
+  test_freq: 2
+  save_freq: 2
+  max_actor_ckpt_to_keep: 2
+  max_critic_ckpt_to_keep: 2
+"""
+"""A preset of the user's own; ``{assets}`` is what :func:`make` has written."""
+
 
 def make(folder: Path, *, rows: int = 64) -> None:
     """Write ``folder/{model,train.parquet,test.parquet}``. About 30,000 random weights."""

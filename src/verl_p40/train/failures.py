@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY_PREFIX = re.compile(r"^\([\w.:<>-]+ pid=\d+(?:, ip=[\d.]+)?\)\s?")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_CALL = re.compile(r"ray::\w*Worker\w*\.(\w+)\(\)")
 _METRICS = re.compile(r"step:\d+ - ")
 """verl's console logger: a kilobyte of numbers a step, which metrics.jsonl has too."""
 _WIDTH = 400
@@ -37,6 +38,8 @@ class Failure:
     empty where neither was found."""
     model: str = ""
     """Which of PPO's models was at work when the card's memory ran out."""
+    call: str = ""
+    """The worker's method that raised, as Ray names it (``critic_update_critic``)."""
 
 
 def clean(line: str) -> str:
@@ -69,6 +72,7 @@ def explain(log: str, *, around: int = 12) -> Failure:
         known,
         kind=_kind(diagnosis),
         model=cause.details.get("model", "") if cause else "",
+        call=next(iter(reversed(_CALL.findall(log))), ""),
     )
 
 

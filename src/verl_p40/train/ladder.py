@@ -49,6 +49,17 @@ _PHASES = {
     "rollout": ("rollout",),
 }
 """The planner's phases of what the traceback's frames name."""
+_CALLS = {
+    "generate_sequences": ("rollout",),
+    "compute_log_prob": ("log-prob",),
+    "compute_ref_log_prob": ("reference",),
+    "compute_values": ("values",),
+    "update_critic": ("critic update",),
+    "update_actor": ("actor update",),
+    "save_checkpoint": ("checkpoint",),
+    "init_model": ("load",),
+}
+"""The planner's phases of what the worker's method ends with, as Ray names it."""
 _WHERE = {
     "loading the models": ("load",),
     "loading the checkpoint": ("load", "checkpoint"),
@@ -145,7 +156,8 @@ def _ran_out(setup: Setup, failure: Failure, doing: str) -> set[str]:
     if failure.kind in _UPDATES:
         named = tuple(name for name in named if name.endswith("update"))
     # A rollout of the validation is the rollout's code.
-    for names in (_WHERE.get(doing, ()), named):
+    called = next((n for end, n in _CALLS.items() if failure.call.endswith(end)), ())
+    for names in (_WHERE.get(doing, ()), called, named):
         known = {name for name in names if name in phases}
         if known:
             return known

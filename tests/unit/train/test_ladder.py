@@ -9,7 +9,7 @@ import pytest
 
 from verl_p40.train import checks, ladder
 from verl_p40.train.compose import compose, select
-from verl_p40.train.failures import Failure
+from verl_p40.train.failures import Failure, explain
 from verl_p40.train.ladder import Rung
 
 ACTOR_MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
@@ -51,6 +51,23 @@ def test_the_rollout_takes_fewer_prompts_at_a_time(ppo: dict[str, Any]) -> None:
     assert _keys(rungs) == {"actor_rollout_ref.rollout.micro_batch_size"}
     # The key is not in verl's config, and may be in the user's: ++ is right for both.
     assert ladder.overrides(rungs) == ["++actor_rollout_ref.rollout.micro_batch_size=1"]
+
+
+@pytest.mark.parametrize(
+    ("call", "key"),
+    [
+        ("ref_compute_ref_log_prob", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"),
+        ("critic_update_critic", "critic.ppo_micro_batch_size_per_gpu"),
+    ],
+)
+def test_the_worker_s_method_says_where(ppo: dict[str, Any], call: str, key: str) -> None:
+    """In Ray's words, above the traceback: seen in a real run."""
+    header = f"ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.{call}() (pid=1)"
+    failure = explain(f"{header}\ntorch.OutOfMemoryError: CUDA out of memory.\n")
+    assert (failure.call, failure.kind) == (call, "cuda-oom")
+    rung = ladder.next_rung(ppo, (), failure, "training")
+    assert rung is not None
+    assert rung.overrides[0].startswith(f"{key}=")
 
 
 def test_a_validation_takes_smaller_batches(ppo: dict[str, Any]) -> None:

@@ -40,6 +40,12 @@ def _trained_past(cli: Cli, saved: int) -> RunFolder | None:
     return run if step >= saved and ahead else None
 
 
+def _learned(record: dict[str, Any]) -> tuple[int, dict[str, float]]:
+    """A step's metrics but those that a clock or the machine's memory decides."""
+    clock = ("timing_s/", "timing_per_token_ms/", "perf/")
+    return record["step"], {k: v for k, v in record["data"].items() if not k.startswith(clock)}
+
+
 def _events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
     return [event for event in run.read_events() if event["event"] == kind]
 
@@ -92,6 +98,13 @@ def test_killed_trainer_and_killed_supervisor_are_resumed(cli: Cli) -> None:
     assert len(_events(run, "resume")) == 2
     assert run.read_events()[-1]["event"] == "end"
     assert checkpoints.tracked(run.checkpoints) == 40
+
+    # As if nothing had happened: the same rollouts and metrics as a run that went through.
+    whole = cli.run(*words, "--run", "whole")
+    assert whole.returncode == 0, whole.stdout
+    reference = (cli.runs / "whole" / "metrics.jsonl").read_text().splitlines()
+    assert [_learned(json.loads(line)) for line in reference] == [_learned(x) for x in lines]
+    assert len({line["data"]["training/epoch"] for line in lines}) == 5
 
     exported = cli.call("export", run.name, str(cli.home / "model"), "--json")
     assert exported.returncode == 0, exported.stdout

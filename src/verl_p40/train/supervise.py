@@ -235,7 +235,11 @@ def _judge(
         found = explain(follower.attempt_log())
         return "failed", replace(found, headline=hangs, kind="hang")
     if code != 0:
-        return "failed", explain(follower.attempt_log())
+        found = explain(follower.attempt_log())
+        if code < 0 and not found.kind:
+            # Nobody writes of his own kill.
+            found = replace(found, headline=f"the trainer was {describe_exit(code)}", kind="killed")
+        return "failed", found
     total, step = follower.total, follower.history.last_step
     if follower.attempt.val_only:
         done = bool(follower.history.rows())

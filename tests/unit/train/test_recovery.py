@@ -157,8 +157,10 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(supervised: Supervised) ->
     assert [step for step, _ in supervised.started()] == [0, 2, 2, 4]
     assert supervised.steps() == list(range(1, 9))
     assert [e["step"] for e in supervised.events("retry")] == [2, 2, 5]
+    causes = [e["cause"] for e in supervised.events("failure")]
+    assert causes == ["killed", "sigkill-suspected", "killed"]
     said = supervised.screen.getvalue()
-    assert "killed by SIGKILL" in said
+    assert "the trainer was killed by SIGKILL" in said
     assert "trying again in" in said
     assert "from step 4 of 8" in said
 

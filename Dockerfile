@@ -183,12 +183,12 @@ RUN --mount=type=bind,from=stack-lock,target=/builder \
 RUN --mount=type=bind,from=light,target=/builder \
     uv pip install --quiet --offline --no-deps --no-cache --link-mode copy --compile-bytecode \
       --python /opt/verl-p40/bin/python /builder/dist/*.whl
-# A queue that does not apply to the byte, or an audit that finds something, ends the build.
+# A queue that does not apply to the byte, or an audit of verl that finds something, ends the build.
 RUN --mount=type=bind,from=builder,target=/builder \
     --mount=type=secret,id=ca --mount=type=cache,target=/cache/verl-p40 \
     python3 /builder/build/scripts/image_build.py run verl-p40 patches verify \
  && verl-p40 patches apply /opt/verl-p40/lib/python3.*/site-packages \
- && verl-p40 audit /opt/verl-p40/lib/python3.*/site-packages
+ && verl-p40 audit /opt/verl-p40/lib/python3.*/site-packages/verl
 ARG BASE_IMAGE
 ARG PATCHES_DIGEST
 ARG REVISION

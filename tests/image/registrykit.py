@@ -290,7 +290,10 @@ def small_engine(folder: Path, size: str) -> Iterator[str]:
     command += [f"--bridge={bridge}", "--iptables=false"]
     process = None
     try:
-        for words in (f"link add {bridge} type bridge", f"address add 172.31.253.1/30 dev {bridge}"):
+        for words in (
+            f"link add {bridge} type bridge",
+            f"address add 172.31.253.1/30 dev {bridge}",
+        ):
             subprocess.run(["ip", *words.split()], check=True)
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,3 +139,44 @@ def test_rotary_embedding_without_flash_attention(pascal: Any, neox: bool) -> No
     wanted = torch.view_as_real(turned)
     wanted = wanted.transpose(-1, -2).flatten(-2) if neox else wanted.flatten(-2)
     torch.testing.assert_close(rotated, wanted)
+
+
+OTHER_CUDA = """
+import torch
+
+real = torch.ops.load_library
+
+def load_library(path):
+    if "xformers" in path:
+        raise OSError("libcudart.so.12: cannot open shared object file: No such file or directory")
+    real(path)
+
+torch.ops.load_library = load_library
+torch.cuda.get_device_capability = lambda device=None: (6, 1)
+import vllm.attention.backends.xformers
+import xformers._cpp_lib
+from xformers.ops import fmha
+
+assert xformers._cpp_lib._build_metadata is None
+assert torch.version.cuda
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+with FakeTensorMode():
+    query = torch.empty(1, 5, 2, 64, device="cuda")
+    asked = fmha.Inputs(query, query, query, fmha.attn_bias.LowerTriangularMask())
+    print(fmha.cutlass.FwOp.not_supported_reasons(asked))
+"""
+
+
+def test_attention_without_xformers_own_library(tree: Path) -> None:
+    """As beside torch for CUDA 11.8, where the wheel's library finds no runtime of CUDA 12."""
+    pytest.importorskip("xformers")
+    search = os.pathsep.join([str(tree), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_CUDA],
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -27,6 +27,8 @@ class Project:
     """Files and folders next to the package that a build reads; empty for a wheel."""
     built: tuple[str, ...] = ()
     """Patterns of files of the package that a build writes: no release is told by them."""
+    unpackaged: tuple[str, ...] = ()
+    """Patterns of files of the package that a wheel leaves out: an installed tree lacks them."""
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -36,6 +38,10 @@ class Project:
     def is_built(self, path: str) -> bool:
         """Whether a build may have written the file at ``path``, relative to the tree."""
         return any(fnmatchcase(path, pattern) for pattern in self.built)
+
+    def is_unpackaged(self, path: str) -> bool:
+        """Whether a wheel leaves the file at ``path``, relative to the tree, out."""
+        return any(fnmatchcase(path, pattern) for pattern in self.unpackaged)
 
     def inside(self, path: str) -> bool:
         """Whether ``path``, relative to the tree, lies in the package."""
@@ -68,6 +74,7 @@ _KNOWN = {
             ),
             # setuptools_scm's file, the extensions, and what the flash-attention build copies in.
             built=("vllm/_version.py", "vllm/*.so", "vllm/vllm_flash_attn/*"),
+            unpackaged=("vllm/*/README", "vllm/*.md", "vllm/*.jpg"),
         ),
     )
 }

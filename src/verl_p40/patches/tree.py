@@ -115,6 +115,7 @@ def tree_state(tree: Path, queue: Queue | None = None) -> TreeState:
         for name, path in files_below(tree, *roots).items()
         if name in ours or not queue.facts.is_built(name)
     }
+    source = queue.facts.is_source(tree)
     differences: list[Difference] = []
     matching = stale = 0
     compared = {name for name in queue.manifest if not queue.facts.is_built(name)}
@@ -127,7 +128,8 @@ def tree_state(tree: Path, queue: Queue | None = None) -> TreeState:
         elif now == released:
             continue
         elif now is None:
-            differences.append(Difference(name, "missing"))
+            if source or not queue.facts.is_unpackaged(name):
+                differences.append(Difference(name, "missing"))
         elif released is not None or name in ours:
             differences.append(Difference(name, "changed"))
         elif name.endswith(_CODE):

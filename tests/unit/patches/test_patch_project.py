@@ -24,6 +24,7 @@ from verl_p40.patches.verify import status_against, verify_queue
 VLLM = find_project("vllm")
 LIST, SETUP = "CMakeLists.txt", "setup.py"
 WORKER, VERSION = "vllm/worker/worker.py", "vllm/_version.py"
+LEFT_OUT = "vllm/distributed/kv_transfer/README.md"
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +37,8 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def source(sdist: Path, tmp_path: Path) -> Path:
     """A few real files of it."""
     tree = tmp_path / "vllm-0.8.5.post1"
-    for name in (LIST, SETUP, "PKG-INFO", "cmake/utils.cmake", "vllm/__init__.py", WORKER, VERSION):
+    kept = (LIST, SETUP, "PKG-INFO", "cmake/utils.cmake")
+    for name in (*kept, "vllm/__init__.py", WORKER, VERSION, LEFT_OUT):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(sdist / name, tree / name)
     return tree
@@ -86,6 +88,7 @@ def installed(source: Path, tmp_path: Path) -> Path:
     """What a wheel of the released sources installs: the package, with what the build wrote."""
     site = tmp_path / "site-packages"
     shutil.copytree(source / "vllm", site / "vllm")
+    (site / LEFT_OUT).unlink()  # no package data: setuptools leaves it out
     (site / VERSION).write_text("__version__ = version = '0.8.5.post1+cu118.sm61'\n")
     (site / "vllm" / "_C.abi3.so").write_bytes(b"\x7fELF")
     return site

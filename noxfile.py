@@ -146,7 +146,14 @@ def stack(session: nox.Session) -> None:
 @nox.session(python=False)
 def train(session: nox.Session) -> None:
     """Real training runs on the CPU: kill and resume, precision tripwire, GRPO (minutes)."""
-    _in_stack(session, "train", *_arguments(session, "tests/train"))
+    default = ["tests/train", "--ignore", "tests/train/test_out_of_memory.py"]
+    _in_stack(session, "train", *_arguments(session, *default))
+
+
+@nox.session(python=False)
+def faults(session: nox.Session) -> None:
+    """Runs that meet faults: out of memory in a worker (minutes); benchmarks/faults.py has more."""
+    _in_stack(session, "faults", *_arguments(session, "tests/train/test_out_of_memory.py"))
 
 
 @nox.session(python=False)

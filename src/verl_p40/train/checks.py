@@ -141,7 +141,7 @@ def _up(value: int, multiple: int) -> int:
 
 
 def check_limits() -> None:
-    """Refuse limits of health (after which a trainer hangs, too) that are no seconds.
+    """Refuse limits of health (a trainer that exceeds them by far is ended) that are no seconds.
 
     Raises:
         UsageError: naming the variable.

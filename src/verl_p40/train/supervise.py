@@ -24,6 +24,8 @@ Status = Literal["finished", "failed", "tripped", "interrupted"]
 
 GRACE = 20.0
 """Seconds that the trainer has to end by itself after SIGTERM."""
+HANG = 4
+"""Times health's limit after which a trainer is ended: whoever watches health is told before."""
 _POLL = 0.2
 _MEMORY_EVERY = 2.0
 
@@ -127,9 +129,9 @@ class _Follower:
         )
 
     def hangs(self) -> str:
-        """In words, when nothing has got on for longer than health allows; else empty."""
+        """In words, when nothing has got on for much longer than health allows; else empty."""
         seconds = step_seconds(self._recent)
-        limit = step_limit(
+        limit = HANG * step_limit(
             seconds.get("median_step_seconds", 0.0), seconds.get("slowest_step_seconds", 0.0)
         )
         if self._heartbeat.still <= limit:

@@ -20,6 +20,7 @@ import torch
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
 import verl_p40.train.seed  # noqa: F401 - as the preset does: a run that repeats itself
+from verl_p40.train.checkpoints import PARTIAL
 from verl_p40.train.folder import write_whole
 
 FOLDER = "VERL_P40_SMOKE_WATCH"
@@ -69,7 +70,8 @@ def _plain(state: Any) -> Any:
 
 
 def _write(kind: str, checkpoint: Path, document: dict[str, Any]) -> None:
-    role, step = checkpoint.name, checkpoint.parent.name
+    # While it is saved, a checkpoint has its name with a word behind it.
+    role, step = checkpoint.name, checkpoint.parent.name.removesuffix(PARTIAL)
     rank = os.environ.get("RANK", "0")
     target = Path(os.environ[FOLDER]) / f"{kind}-{step}-{role}-{rank}.json"
     write_whole(target, json.dumps(document))

@@ -113,6 +113,8 @@ def _print_dry_run(document: dict[str, Any]) -> None:
     typer.echo(f"# preset {document['preset']}: {action} {document['run']}")
     for warning in document["warnings"]:
         typer.echo(f"# warning: {warning}")
+    for note in document["notes"]:
+        typer.echo(f"# {note}")
     typer.echo("# command:")
     for name, value in document["env"].items():
         typer.echo(f"#   {name}={shlex.quote(value)} \\")

@@ -94,7 +94,7 @@ class Summary:
 
 
 def dry_run(request: Request, say: Say) -> tuple[Plan, dict[str, Any]]:
-    """The plan, and ``{preset, run, action, command, env, warnings, config}``. Starts nothing."""
+    """The plan, and ``{preset, run, action, command, env, warnings, notes, config}``. Starts nothing."""
     plan = plan_run(request, say)
     prefix = stack_env.adopted()
     python = prefix.python if prefix else _planned_prefix(plan) / "bin" / "python"
@@ -114,6 +114,7 @@ def dry_run(request: Request, say: Say) -> tuple[Plan, dict[str, Any]]:
         "command": list(plan.command(python, *hubmodels.overrides(hubmodels.present(plan.config)))),
         "env": added,
         "warnings": list(plan.warnings),
+        "notes": list(plan.notes),
         "config": plan.config,
     }
 
@@ -153,6 +154,8 @@ def _train(request: Request, view: View) -> Summary:
     plan = plan_run(request, view.note)
     for warning in plan.warnings:
         view.note(f"warning: {warning}")
+    for note in plan.notes:
+        view.note(note)
     checks.check_device(plan.config, plan.composed.preset)
     if plan.action == "finished":
         return _finished(plan)

@@ -84,6 +84,8 @@ class Plan:
     action: Action
     step: int
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What looks like a fault in this run's metrics and is none."""
     tripwire: bool
     chained: str | None
 
@@ -214,6 +216,7 @@ def make_plan(request: Request, verl_config: Path) -> Plan:
         action=action,
         step=step,
         warnings=tuple(warnings),
+        notes=tuple(traps.explain(config)),
         tripwire=request.tripwire,
         chained=str(chained) if chained and chained != ARM_MODULE else None,
     )

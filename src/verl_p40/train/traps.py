@@ -34,7 +34,7 @@ def check_traps(config: Mapping[str, Any]) -> list[str]:
     warnings += _check_vllm(config)
     warnings += _check_validation(config)
     warnings += _check_offload(config)
-    return warnings + _check_single_mini_batch(config)
+    return warnings
 
 
 def _cuda(config: Mapping[str, Any]) -> bool:
@@ -224,8 +224,11 @@ def _check_offload(config: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _check_single_mini_batch(config: Mapping[str, Any]) -> list[str]:
-    """With one update a step the policy is the one that sampled: the ratio is 1 throughout."""
+def explain(config: Mapping[str, Any]) -> list[str]:
+    """What looks like a fault in the metrics of this config and is none.
+
+    With one update a step the policy is the one that sampled: the ratio is 1 throughout.
+    """
     mini = select(config, f"{_ACTOR}.ppo_mini_batch_size")
     if (
         mini == select(config, "data.train_batch_size")

@@ -10,7 +10,7 @@ import pytest
 
 from verl_p40.errors import UsageError
 from verl_p40.train.compose import compose
-from verl_p40.train.traps import check_traps
+from verl_p40.train.traps import check_traps, explain
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -67,7 +67,6 @@ def test_positions_are_read_from_the_model(config_of: Any, tmp_path: Path) -> No
         ((f"{ROLLOUT}.dtype=half",), "1/64"),
         (("data.val_batch_size=null",), "whole validation set"),
         ((f"{ACTOR}.fsdp_config.param_offload=true",), "frees no GPU memory"),
-        ((), "ppo_kl"),
     ],
 )
 def test_what_is_seldom_meant_is_said(
@@ -91,3 +90,8 @@ def test_param_offload_with_the_hf_rollout_is_fixed_by_a_patch() -> None:
     from verl_p40.patches.queue import load_queue
 
     assert any("hf-rollout-param-offload" in patch.name for patch in load_queue().patches)
+
+
+def test_what_looks_like_a_fault_and_is_none(config_of: Any) -> None:
+    assert any("ppo_kl" in note for note in explain(config_of("p40-ppo")))
+    assert not explain(config_of("p40-ppo", f"{ACTOR}.ppo_mini_batch_size=16"))

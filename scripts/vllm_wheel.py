@@ -7,14 +7,13 @@ the image's stage anew.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from verl_p40.errors import VerlP40Error
-from verl_p40.wheel import build, toolchain
+from verl_p40.wheel import build
 
 
 def main() -> None:
@@ -24,16 +23,8 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="where the wheel goes")
     parser.add_argument("arch", help="such as 6.1")
     args = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
     built = build.build(
-        build.Request(
-            python=args.python,
-            toolchain=toolchain.find_toolchain(),
-            archs=build.check_archs(args.arch),
-            jobs=toolchain.count_jobs(None, toolchain.memory_available(), cores),
-            out=args.out,
-            work=args.work,
-        ),
+        build.make_request(lambda: args.python, args.arch, args.out, work=args.work),
         on_stage=lambda text: print(text, flush=True),
         on_step=lambda done, total, what: print(f"{done}/{total} {what}", flush=True),
     )

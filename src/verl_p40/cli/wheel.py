@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +14,7 @@ from verl_p40.cli.output import JsonFlag, console, print_json, stderr_console
 from verl_p40.stack import env, pins
 from verl_p40.stack.progress import ConsoleReport
 from verl_p40.wheel import build as building
-from verl_p40.wheel import toolchain
-from verl_p40.wheel.build import Built, Request
+from verl_p40.wheel.build import Built
 
 _SLOWEST = 8
 
@@ -62,20 +60,15 @@ def wheel(
     Needs CUDA 11.8 (CUDA_HOME, or nvcc on PATH), g++ 9 to 11 (CUDAHOSTCXX), 3 GiB of memory a job
     and about half an hour on two cores. Interrupted, it goes on where it was.
     """
-    archs = building.check_archs(arch or pins.load().arch.torch_cuda_arch_list)
-    chain = toolchain.find_toolchain()
-    count = toolchain.count_jobs(jobs, toolchain.memory_available(), len(os.sched_getaffinity(0)))
-    if python is None:
+
+    def interpreter() -> Path:
+        if python is not None:
+            return python
         with ConsoleReport() as report:
-            python = env.ensure(report=report).python
-    request = Request(
-        python=python.absolute(),
-        toolchain=chain,
-        archs=archs,
-        jobs=count,
-        out=out,
-        work=(work or building.default_work()).absolute(),
-    )
+            return env.ensure(report=report).python
+
+    archs = arch or pins.load().arch.torch_cuda_arch_list
+    request = building.make_request(interpreter, archs, out, work=work, jobs=jobs)
     # A SIGTERM ends the compilers too, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _Steps(stderr_console()) as steps:

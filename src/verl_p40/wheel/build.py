@@ -30,7 +30,7 @@ from verl_p40.patches.release import patched_release
 from verl_p40.stack import lockfile, paths, pins
 from verl_p40.stack.hold import exclusive
 from verl_p40.stack.uv import uv_binary
-from verl_p40.wheel.toolchain import Toolchain
+from verl_p40.wheel.toolchain import Toolchain, count_jobs, find_toolchain, memory_available
 
 BUILD_LOCK = "vllm-build.txt"
 DISK_BYTES = 2 * 2**30
@@ -90,6 +90,36 @@ class Built:
 def default_work() -> Path:
     """Where builds are kept: below the cache, so safe to delete."""
     return paths.cache_home() / "vllm-wheel"
+
+
+def make_request(
+    python: Callable[[], Path],
+    archs: str,
+    out: Path,
+    *,
+    work: Path | None = None,
+    jobs: int | None = None,
+) -> Request:
+    """Decide what is left open: the compilers, and how many of them run at a time.
+
+    ``python`` gives the interpreter. It is called last, for it may install the training stack, and
+    what is missing here is said before that.
+
+    Raises:
+        UsageError: ``archs`` is no list of compute capabilities.
+        MachineError: no such compilers, or too little memory for them.
+    """
+    archs = check_archs(archs)
+    chain = find_toolchain()
+    count = count_jobs(jobs, memory_available(), len(os.sched_getaffinity(0)))
+    return Request(
+        python=python().absolute(),
+        toolchain=chain,
+        archs=archs,
+        jobs=count,
+        out=out,
+        work=(work or default_work()).absolute(),
+    )
 
 
 def check_archs(text: str) -> str:

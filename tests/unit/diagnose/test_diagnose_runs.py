@@ -15,7 +15,6 @@ from verl_p40.diagnose.attempts import read, to_diagnose
 from verl_p40.diagnose.memory import CudaOom
 from verl_p40.errors import ExitCode
 from verl_p40.plan import fit
-from verl_p40.train import source
 from verl_p40.train.compose import compose, to_yaml
 from verl_p40.train.folder import RunFolder
 
@@ -117,11 +116,6 @@ def test_a_folder_without_events_is_read_whole(
     folder.log.write_text(FLASH)
     code, document = diagnose(folder, capsys)
     assert (code, document["attempt"]) == (ExitCode.OK, None)
-
-
-@pytest.fixture(scope="module")
-def verl_config() -> Path:
-    return source.config_folder(None)
 
 
 def test_a_run_that_ran_out_of_memory_is_asked_of_the_planner(

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from verl_p40.plan.fit import Plan, default_card, later_wins, make_plan
-from verl_p40.train import source
 from verl_p40.train.compose import compose
-
-
-@pytest.fixture(scope="session")
-def verl_config() -> Path:
-    return source.config_folder(None)
 
 
 @pytest.fixture(autouse=True)

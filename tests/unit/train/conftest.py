@@ -1,18 +1,10 @@
-"""The real config of the pinned verl, patched, and plain files in place of a trainer's."""
+"""Folders of its own for every test, and plain files in place of a trainer's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
-from verl_p40.train import source
-
-
-@pytest.fixture(scope="session")
-def verl_config() -> Path:
-    """``verl/trainer/config`` of the pinned wheel (fetched by hash, cached) with our patches."""
-    return source.config_folder(None)
 
 
 @pytest.fixture(autouse=True)

@@ -21,9 +21,8 @@ def _arm() -> Tripwire:
         place = Path(folder)
         tripwire = Tripwire(
             on_trip=lambda trip: record.write_trip(place, trip),
-            on_count=lambda count: record.write_count(place, count),
+            on_count=record.Counter(place).write,
         )
-        record.write_count(place, 0)
     else:
         tripwire = Tripwire()
     tripwire.__enter__()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import sysconfig
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -31,9 +30,6 @@ HALF: frozenset[torch.dtype] = frozenset(
     if hasattr(torch, name)
 )
 """Every floating type narrower than FP32 that this torch has. float64 and integers are fine."""
-
-REPORT_EVERY = 1.0
-"""Seconds between two reports of the operators checked."""
 
 _READERS = (
     # Functions of transformers that read a checkpoint file in the type it was saved in and put
@@ -61,7 +57,7 @@ class Tripwire(TorchDispatchMode):  # type: ignore[misc]
 
     Args:
         on_trip: called with the finding before the error is raised.
-        on_count: called now and then with the number of operators checked.
+        on_count: called with the number of operators checked, after each: it must be cheap.
 
     Raises (from the operator):
         HalfPrecisionError: with one line that names operator, tensors, call site and role.
@@ -76,7 +72,6 @@ class Tripwire(TorchDispatchMode):  # type: ignore[misc]
         self.operators = 0
         self._on_trip = on_trip
         self._on_count = on_count
-        self._next_report = 0.0
         self._thread = threading.get_ident()
 
     def __torch_dispatch__(
@@ -88,11 +83,7 @@ class Tripwire(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.operators += 1
-        if self.operators & 0xFF == 1:
-            now = time.monotonic()
-            if now >= self._next_report:
-                self._next_report = now + REPORT_EVERY
-                self._on_count(self.operators)
+        self._on_count(self.operators)
         # Almost every operator gives one tensor: no generator for those.
         if isinstance(result, torch.Tensor):
             half = result.dtype in HALF

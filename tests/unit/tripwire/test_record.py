@@ -47,11 +47,12 @@ def test_a_damaged_record_is_none(tmp_path: Path, damage: str) -> None:
 
 def test_counts_add_up_over_processes_and_clear(tmp_path: Path) -> None:
     assert not record.armed(tmp_path)
-    record.write_count(tmp_path, 0)
+    counter = record.Counter(tmp_path)
     assert record.armed(tmp_path)
-    record.write_count(tmp_path, 5)
-    (tmp_path / record.ARMED / "1.json").write_text('{"pid": 1, "operators": 10}')
-    (tmp_path / record.ARMED / "2.json").write_text("half wri")
+    counter.write(3)
+    counter.write(5)
+    (tmp_path / record.ARMED / "1.count").write_bytes((10).to_bytes(8, "little"))
+    (tmp_path / record.ARMED / "2.count").write_bytes(b"half")
     assert record.operators(tmp_path) == 15
     record.write_trip(tmp_path, TRIP)
     record.clear(tmp_path)

@@ -58,8 +58,23 @@ def verify_queue(directory: Path, tree: Path, *, version: str) -> VerifyReport:
     plan = plan_patches(PristineReader(tree, None), queue.patches)
     for fit in plan.fits:
         report.findings += [Finding(fit.patch.path, detail) for detail in fit.details]
+    if plan.fits and not report.findings:
+        report.findings += _leave_out_each(queue, tree)
     _check_syntax(tree, plan, queue, report)
     return report
+
+
+def _leave_out_each(queue: Queue, tree: Path) -> list[Finding]:
+    """Patches that others need and do not say so: ``--without`` and ``prove`` stop at those."""
+    findings = []
+    for patch in queue.patches:
+        plan = plan_patches(PristineReader(tree, None), queue.select(None, [patch.name]).patches)
+        try:
+            plan.require(Fit.EXACT, Fit.OFFSET)
+        except TreeError as error:
+            hint = f"does that one need 'Depends: {patch.name}'?"
+            findings.append(Finding(patch.path, f"left out, {error.message}; {hint}"))
+    return findings
 
 
 def _compare(queue: Queue, tree: Path, report: VerifyReport) -> list[Finding]:

@@ -32,7 +32,8 @@ def found(maker: QueueMaker, tree: Path) -> list[str]:
 
 def test_a_queue_is_clean_and_each_kind_of_trouble_is_named(maker: QueueMaker, small: Path) -> None:
     assert found(maker, small) == []
-    maker.add("p40/0203-bad.patch", {NEW: b"def broken(:\n", "verl/new.yaml": b"a: [1\n"})
+    bad = {NEW: b"def broken(:\n", "verl/new.yaml": b"a: [1\n"}
+    maker.add("p40/0203-bad.patch", bad, Depends="new-file")
     texts = found(maker, small)
     assert len(texts) == 2
     assert texts[0].startswith("verl/new.yaml: is not YAML")
@@ -45,6 +46,18 @@ def test_a_queue_is_clean_and_each_kind_of_trouble_is_named(maker: QueueMaker, s
     assert "verl/extra.py: in the release, but not in the manifest" in texts
     assert f"{TRACKING}: in the manifest, but not in the release" in texts
     assert f"p40/0202-less.patch: {TRACKING}: no such file" in texts
+
+
+def test_a_patch_that_cannot_be_left_out_is_named(maker: QueueMaker, small: Path) -> None:
+    """It changes a line that an earlier one has added, and its header does not say so."""
+    change = {GSM8K: substitute(b"HOW = 1\n", b"HOW = 2\n")}
+    maker.add("p40/0203-how.patch", change)
+    (text,) = found(maker, small)
+    assert text.startswith("fix/0001-score.patch: left out, p40/0203-how.patch does not fit: ")
+    assert text.endswith("does that one need 'Depends: score'?")
+    patch = maker.directory / "p40" / "0203-how.patch"
+    patch.write_bytes(patch.read_bytes().replace(b"---\n", b"Depends: score\n---\n", 1))
+    assert found(maker, small) == []
 
 
 def test_an_offset_is_a_finding(maker: QueueMaker, small: Path) -> None:

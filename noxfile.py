@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import bootstrap  # noqa: E402 - the clone's own set-up, shared with scripts/
 
 os.environ["UV_PYTHON_DOWNLOADS"] = "never"
+# Some machines set it: hundreds of test processes would each compile torch and verl again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 nox.needs_version = ">=2024.4"
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_venv = "yes"

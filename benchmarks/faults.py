@@ -1,6 +1,6 @@
-"""Kill a run at random points, again and again, and count what came of it.
+"""An unattended run that is killed at random points, again and again, and gets to its end.
 
-    python benchmarks/faults.py --points 30 [--seed 1] [--json FILE]
+    python benchmarks/faults.py --points 30 --steps 1000 [--seed 1] [--json FILE]
 
 A real run of the real verl on the CPU (a model of 30,000 weights) is trained by `verl-p40 train`;
 at random moments one of its processes gets SIGKILL: the trainer, its task runner, a worker, Ray's
@@ -10,6 +10,10 @@ raylet or its GCS. A point is good when
   the run goes on from it;
 - the supervisor notices within --limit seconds (the step limit of health is set to that);
 - the failure is named: `failure` in events.jsonl has an error that is not "the log names no error".
+
+Half of the points are in the loop, spread evenly over the steps, half in an attempt's start. After
+the last the run is left to itself; at its end every step has to be in metrics.jsonl once. Printed
+are the counts by victim and a timeline.
 
 Wants the training stack (`verl-p40 stack install`, or VERL_P40_ENV). A point takes as long as a
 start of verl: about a minute on two cores.
@@ -28,6 +32,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -65,22 +70,34 @@ class Point:
     error: str = ""
     resumed: int = -1
     problem: str = ""
+    minute: float = 0.0
+    """Since the run was begun."""
 
 
 class Faults:
     """The run, and the hand that kills."""
 
-    def __init__(self, home: Path, dice: random.Random, limit: float) -> None:
-        self.home, self.dice, self.limit = home, dice, limit
+    def __init__(self, home: Path, seed: int, limit: float, points: int, steps: int) -> None:
+        self.home, self.dice, self.limit, self.steps = home, random.Random(seed), limit, steps
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
+        self.began = time.monotonic()
+        # Where the points of the loop are, and None for those of the start; in random order.
+        inside = points // 2
+        rest: list[int | None] = [None] * (points - inside)
+        self.places = sorted(self.dice.sample(range(points), inside))
+        targets = [round((n + self.dice.random()) * steps * 0.9 / inside) for n in range(inside)]
+        for place, target in zip(self.places, targets, strict=True):
+            rest.insert(place, target)
+        self.targets = rest
 
     def start(self) -> None:
         source = str(ROOT / "src")
         env = {**os.environ, "PYTHONPATH": source, "VERL_P40_RUNS": str(self.home / "runs"),
                "VERL_P40_HEALTH_STEP": str(self.limit)}  # fmt: skip
         words = [str(self.home / "tiny.yaml"), "--run", "faults", "--retries", "50",
-                 "trainer.total_training_steps=100000", "trainer.total_epochs=20000"]  # fmt: skip
+                 f"trainer.total_training_steps={self.steps}", "trainer.total_epochs=20000",
+                 "trainer.save_freq=5", "trainer.test_freq=100"]  # fmt: skip
         command = [sys.executable, "-m", "verl_p40.cli.main", "train", *words]
         with (self.home / "screen.log").open("ab") as screen:
             self.process = subprocess.Popen(
@@ -114,19 +131,22 @@ class Faults:
             time.sleep(0.05)
         raise TimeoutError(f"waited {seconds:.0f} s for {what}")
 
-    def point(self) -> Point:
-        """Wait for a random moment of an attempt, kill, and see what follows."""
+    def point(self, target: int | None) -> Point:
+        """Wait for step ``target``, or some time into an attempt, kill, and see what follows."""
         begun = self.wait(lambda: len(self.events("start", "resume")), "an attempt")
-        # Half of the points in the loop, where a save is due every other step, half in the start.
-        if self.dice.random() < 0.5:
-            self.wait(lambda: self.beat().get("step", 0) > 0 and self.beat()["stepping"], "a step")
-            time.sleep(self.dice.uniform(0, 4))
+        if target is not None:
+            self.wait(
+                lambda: self.beat().get("stepping") and self.beat().get("step", 0) >= target,
+                f"step {target}",
+            )
+            time.sleep(self.dice.uniform(0, 2))
         else:
-            time.sleep(self.dice.uniform(0, 40))
+            time.sleep(self.dice.uniform(0, 30))
         name = self.dice.choice(list(VICTIMS))
         process = self.wait(lambda: self._find(name), f"a {name}")
         beat = self.beat()
         point = Point(name, str(beat.get("phase")), int(beat.get("step") or 0), self.newest())
+        point.minute = round((time.monotonic() - self.began) / 60, 1)
         failures = len(self.events("failure"))
         began = time.monotonic()
         process.kill()
@@ -171,6 +191,31 @@ class Faults:
             return None
         return None
 
+    def finish(self) -> list[str]:
+        """Let the run come to its end; what is wrong with it."""
+        assert self.process is not None
+        code = self.process.wait(timeout=3 * PATIENCE)
+        lines = self.run.metrics.read_text().splitlines()
+        steps = [json.loads(line)["step"] for line in lines]
+        wrong = [f"exit code {code}"] if code else []
+        if steps != list(range(1, self.steps + 1)):
+            wrong.append(f"{len(steps)} lines of metrics, {len(set(steps))} steps")
+        if self.newest() != self.steps:
+            wrong.append(f"the newest checkpoint is of step {self.newest()}")
+        return wrong
+
+    def timeline(self) -> str:
+        """One line an event of the run."""
+        first = datetime.fromisoformat(self.run.read_events()[0]["time"])
+        lines = []
+        for event in self.run.read_events():
+            minutes = (datetime.fromisoformat(event["time"]) - first).total_seconds() / 60
+            what = event.get("cause") or event.get("error") or ""
+            lines.append(
+                f"{minutes:6.1f} min  {event['event']:<8} step {event['step']:>5}  {what[:70]}"
+            )
+        return "\n".join(lines)
+
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -199,6 +244,7 @@ def table(points: list[Point]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--points", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds a step may take")
     parser.add_argument("--json", type=Path, help="write every point there")
@@ -213,20 +259,34 @@ def main() -> int:
             check=True,
         )
         (home / "tiny.yaml").write_text(tiny.PRESET.format(assets=home / "assets"))
-        faults = Faults(home, random.Random(asked.seed), asked.limit)
+        faults = Faults(home, asked.seed, asked.limit, asked.points, asked.steps)
         faults.start()
+        wrong = ["it was not left to its end"]
         try:
-            while len(points) < asked.points:
-                points.append(faults.point())
+            for target in faults.targets:
+                points.append(faults.point(target))
                 print(json.dumps(asdict(points[-1])), flush=True)
+            wrong = faults.finish()
         finally:
             faults.stop()
+            minutes = (time.monotonic() - faults.began) / 60
+            timeline = faults.timeline()
             if asked.json:
-                document = {"points": [asdict(p) for p in points], "commands": faults.starts}
+                document = {
+                    "points": [asdict(p) for p in points],
+                    "commands": faults.starts,
+                    "minutes": minutes,
+                    "wrong": wrong,
+                    "events": faults.run.read_events(),
+                }
                 asked.json.write_text(json.dumps(document, indent=2) + "\n")
+    print(timeline)
     print(table(points))
-    print(f"{len(points)} points, {faults.starts} commands")
-    return int(any(p.problem for p in points))
+    print(
+        f"{len(points)} points, {asked.steps} steps, {faults.starts} command(s), "
+        f"{minutes:.0f} min: {'; '.join(wrong) or 'every step once'}"
+    )
+    return int(bool(wrong) or any(p.problem for p in points))
 
 
 if __name__ == "__main__":

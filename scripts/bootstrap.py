@@ -483,5 +483,7 @@ def start(lock: str, command: list[str]) -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     program = str(VENV / "bin" / command[0])
-    env = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONHOME")}
+    # Without the last, what is imported from .venv is compiled again by every process.
+    unset = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
+    env = {k: v for k, v in os.environ.items() if k not in unset}
     os.execve(program, [program, *command[1:]], env)

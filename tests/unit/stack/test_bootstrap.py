@@ -260,10 +260,12 @@ def test_the_command_gets_the_users_own_path(
         boot.os, "execve", lambda program, arguments, env: started.append((program, env))
     )
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     boot.start("tool.txt", ["verl-p40", "train"])
     ((program, env),) = started
     assert program == str(boot.VENV / "bin" / "verl-p40")
     assert env["PATH"] == "/usr/bin:/bin"
+    assert "PYTHONDONTWRITEBYTECODE" not in env
 
 
 def test_an_interrupted_set_up_is_not_taken_for_done(

@@ -207,8 +207,10 @@ def test_module_runs_get_a_clean_environment(
     ready = ensure("cpu")
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
     monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     made = ready.environ({"EXTRA": "1"})
     assert "PYTHONHOME" not in made
+    assert "PYTHONDONTWRITEBYTECODE" not in made
     assert made["PYTHONPATH"].split(os.pathsep) == [str(ready.pythonpath), "/mine"]
     assert (made["VERL_P40_ENV"], made["EXTRA"]) == (str(ready.prefix), "1")
     process = ready.popen_module("demo", stdout=subprocess.PIPE)

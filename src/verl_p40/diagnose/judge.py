@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from verl_p40.diagnose import memory
+from verl_p40.diagnose import fallback, memory
 from verl_p40.diagnose.match import Hit, around, code_lines, hits
 from verl_p40.diagnose.model import Confidence
 from verl_p40.diagnose.scan import Line, Scanned
@@ -97,7 +97,8 @@ def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]
 
     ``advise`` answers what helps against a CUDA out of memory, given its numbers and phase.
     """
-    everything = hits(scanned)
+    told_by_rules = hits(scanned)
+    everything = [hit for hit in told_by_rules if not hit.rule.fallback]
     spoken = _one_a_line(everything)
     harmless = [hit for hit in everything if hit.rule.role == "harmless"]
     covered = {hit.line.position for hit in harmless}
@@ -121,6 +122,11 @@ def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]
         _with_memory(_sober(_finding(hit), hit, number, unexplained), hit, scanned, advise)
         for number, hit in enumerate(accepted)
     ]
+    if not causes:
+        weak = [hit for hit in told_by_rules if hit.rule.fallback]
+        died = any(hit.last > scanned.progress for hit in symptoms)
+        first = fallback.first(_one_a_line(weak), everything, scanned, died=died)
+        causes = [fallback.where(_finding(first), first, scanned)] if first else []
     seen = [
         *_unique(_finding(hit, why=hit.rule.why) for hit in symptoms),
         *_unique(_finding(hit, why=why) for hit, why in followed),

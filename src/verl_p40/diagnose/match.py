@@ -239,18 +239,21 @@ def hits(scanned: Scanned) -> list[Hit]:
 
     # A truncated traceback may end in the statement that raises, and hold no error line.
     notebook = {position for position in code if _NOTEBOOK.match(plain(position))}
+    weak: list[Hit] = []
     for skipped in (code, notebook) if code else (code,):
         found = list(_hits(scanned, skipped, plain))
-        if found:
+        if not all(hit.rule.fallback for hit in found):
             return found
+        weak = weak or found
     if sum(line.hot for line in scanned.lines) > _PASTED:
-        return []
+        return weak
     for joint in (" ", ""):
         unwrapped = partial(_unwrapped, scanned.lines, joint)
         found = list(_hits(scanned, code, unwrapped))
-        if found:
+        if not all(hit.rule.fallback for hit in found):
             return found
-    return []
+        weak = weak or found
+    return weak
 
 
 def _unwrapped(lines: Sequence[Line], joint: str, position: int) -> str:

@@ -79,6 +79,8 @@ class Rule(BaseModel):
     """Which rule speaks for a line that several match."""
     hides: tuple[str, ...] = ()
     """Kinds that follow from this one."""
+    fallback: bool = False
+    """Speaks only where no other rule finds a cause, of the first error alone."""
     examples: tuple[Example, ...] = ()
     near_misses: tuple[str, ...] = ()
 
@@ -107,6 +109,8 @@ class Rule(BaseModel):
     def _complete(self) -> Rule:
         if self.role == "cause" and not (self.fix and self.why):
             raise ValueError(f"{self.id}: a cause needs a fix and the reason for its confidence")
+        if self.fallback and (self.role != "cause" or self.confidence != "low"):
+            raise ValueError(f"{self.id}: a fallback is a cause of low confidence")
         if not self.examples:
             raise ValueError(f"{self.id}: give at least one real line that it must match")
         if self.role == "cause" and not self.near_misses:

@@ -20,6 +20,12 @@ _PREFIXES = (
     re.compile(r"^(?P<source>[A-Za-z0-9][\w.-]*)\s{1,40}\| "),
     # docker logs -t, kubectl --timestamps, CI
     re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? "),
+    # Python's logging, job schedulers: `2025-10-31 03:11:02,475 - Trainer - INFO - `, `[2025-05-10 00:18:27] `
+    re.compile(
+        r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? (?:- )?[\w.-]+ (?:- )?"
+        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - "
+    ),
+    re.compile(r"^\[\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?\] "),
     # Ray, vLLM V1: `(WorkerDict pid=20514, ip=192.0.2.2) `, `(EngineCore_0 pid=77) `
     re.compile(r"^\((?P<source>[\w.:<>() -]+? (?:rank=\d+ )?pid=\d+(?:, ip=[\d.a-fA-F:]+)?)\)\s?"),
     # torchrun, mpirun, srun: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`, `0: `

@@ -32,6 +32,8 @@ def kinds(diagnosis: Diagnosis) -> list[str]:
         ("2025-07-03T14:20:51.565839352Z boom", "boom", ""),
         ("bo\x00om\r", "boom", ""),
         ("#12 34.56 boom", "boom", ""),
+        ("2025-10-31 03:11:02,475 - Trainer - INFO - [rank7]: boom", "boom", "rank7"),
+        ("[2025-05-10 00:18:27] (raylet) boom", "(raylet) boom", ""),
         ("    frame", "    frame", ""),
     ],
 )  # fmt: skip

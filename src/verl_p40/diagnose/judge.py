@@ -227,10 +227,18 @@ def _forgiven(hit: Hit, harmless: Sequence[Hit]) -> bool:
 
 def _weigh(fatal: Sequence[Hit], scanned: Scanned) -> tuple[list[Hit], list[tuple[Hit, str]]]:
     """Split candidates into causes, in order, and what followed from them, with the reason."""
-    heaviest = max((hit.rule.weight for hit in fatal), default=0)
     accepted: list[Hit] = []
     followed: list[tuple[Hit, str]] = []
     hidden = {kind for hit in fatal for kind in hit.rule.hides}
+    errors = [hit for hit in fatal if not hit.line.mild and hit.rule.weight > 1]
+    for hit in [hit for hit in fatal if hit.line.mild]:
+        # A warning explains an error where its rule says so; otherwise the program went on after it.
+        other = [e for e in errors if e.rule.name not in (hit.rule.name, *hit.rule.hides)]
+        if other and len(other) == len(errors):
+            followed.append((hit, "only a warning, and another error stopped the program"))
+    warned = {id(hit) for hit, _ in followed}
+    fatal = [hit for hit in fatal if id(hit) not in warned]
+    heaviest = max((hit.rule.weight for hit in fatal), default=0)
     for hit in fatal:
         rule = hit.rule
         same = next((a for a in accepted if a.rule.name == rule.name), None)

@@ -13,6 +13,8 @@ from verl_p40.diagnose.scan import AFTER, BEFORE, Line, Scanned
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File ".*", line \d+')
 _NOTEBOOK = re.compile(r"^\s*(?:-+> )?\d{1,5} {2,}\S")
+_WARN_CALL = re.compile(r"^\s+(?:\w+\.)*(?:warn|warning|warn_once|warning_once)\(")
+"""The statement that Python prints beneath a warning."""
 _PASTED = 500
 """Telling lines above which a log is no report that somebody pasted."""
 _GAP = re.compile(r"\.\*\??(?!\)?$|\))|\.\{0,(?:[2-9]\d|\d{3,})\}")
@@ -312,6 +314,6 @@ def code_lines(lines: Sequence[Line]) -> set[int]:
             code.add(line.position)
             continue
         block[line.source] = None
-        if _NOTEBOOK.match(line.text):
+        if _NOTEBOOK.match(line.text) or _WARN_CALL.match(line.text):
             code.add(line.position)
     return code

@@ -23,5 +23,6 @@ def test_grpo_trains(cli: Cli) -> None:
     assert [s["step"] for s in steps] == [1, 2, 3]
     assert all("critic/vf_loss" not in s["data"] for s in steps)
     assert all("actor/kl_loss" in s["data"] for s in steps)
+    assert list(cli.runs.glob("*/tensorboard/events.out.tfevents.*"))
     # 8 prompts x 4 samples of at most 8 tokens: all four of a prompt are different ones.
     assert steps[0]["data"]["global_seqlen/mean"] >= 32 * 3

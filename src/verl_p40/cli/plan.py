@@ -55,7 +55,7 @@ def plan(
     from verl_p40.plan.fit import later_wins
     from verl_p40.stack.env import adopted
     from verl_p40.train.compose import compose
-    from verl_p40.train.plan import split_arguments
+    from verl_p40.train.runspec import split_arguments
     from verl_p40.train.source import config_folder
 
     preset, overrides = split_arguments(arguments or [])

@@ -74,7 +74,7 @@ def train(
     """
     # Here, so that `verl-p40 --help` does not wait for hydra.
     from verl_p40.train import launch
-    from verl_p40.train.plan import Request, split_arguments
+    from verl_p40.train.runspec import Request, split_arguments
     from verl_p40.train.view import PlainView, choose
 
     preset, overrides = split_arguments(arguments or [])

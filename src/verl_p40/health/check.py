@@ -77,7 +77,8 @@ def train(runs_dir: str) -> Health:
     own = [beat for beat in beats if beat.get("host") == os.uname().nodename]
     if not beats:
         return Health(False, f"no training has been started in {runs_dir}")
-    beat = max(own or beats, key=lambda beat: str(beat["time"]))
+    # One that is at work before one that has ended: a clock set back makes the older the newer.
+    beat = max(own or beats, key=lambda beat: (_is_at_work(beat), str(beat["time"])))
     state = beat.get("state")
     if state == "preparing":
         return _preparing(beat)
@@ -176,15 +177,28 @@ def _judge(since: float, allowed: float, what: str) -> Health:
 def _is_gone(beat: Beat) -> bool:
     """Whether the writer is known to be dead: only its own host or container can tell."""
     pid = beat.get("pid")
+    if not isinstance(pid, int) or beat.get("pid_namespace") != _pid_namespace():
+        return False
     try:
-        if not isinstance(pid, int) or beat.get("pid_namespace") != os.readlink(PID_NAMESPACE):
-            return False
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
         return False
     return False
+
+
+def _is_at_work(beat: Beat) -> bool:
+    """Whether the writer is known to live: of another container only its times can tell."""
+    ours = beat.get("pid_namespace") == _pid_namespace()
+    return beat.get("state") in ("preparing", "training") and ours and not _is_gone(beat)
+
+
+def _pid_namespace() -> str | None:
+    try:
+        return os.readlink(PID_NAMESPACE)
+    except OSError:
+        return None
 
 
 def _is_held(runs_dir: str, name: str) -> bool:

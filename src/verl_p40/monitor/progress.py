@@ -54,6 +54,7 @@ class Progress:
             return
         if found.st_ino != self._inode or found.st_size < self._tail.offset:
             # A run that goes on from a checkpoint replaces the file by a shorter one.
+            self._tail.close()
             self._inode, self._tail = found.st_ino, metrics.Tail(self.run.metrics)
             self._step, self._row = -1, None
         if found.st_size == self._tail.offset:

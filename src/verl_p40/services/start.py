@@ -18,7 +18,7 @@ from verl_p40.errors import ExitCode, MachineError, UsageError, VerlP40Error
 from verl_p40.services import mounts, who
 from verl_p40.services.mounts import Mount
 from verl_p40.train import catalog, checks
-from verl_p40.train.plan import split_arguments
+from verl_p40.train.runspec import split_arguments
 
 RUNS: Final = Mount("VERL_P40_RUNS", "runs", "VERL_P40_RUNS")
 DATA: Final = Mount("VERL_P40_DATA", "data sets", "VERL_P40_DATA")

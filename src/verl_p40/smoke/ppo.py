@@ -20,7 +20,7 @@ from verl_p40.smoke.model import Context, Device, Failed, Finding
 from verl_p40.train import checkpoints, launch
 from verl_p40.train.folder import RunFolder
 from verl_p40.train.metrics import StepRow
-from verl_p40.train.plan import Request
+from verl_p40.train.runspec import Request
 from verl_p40.train.view import PlainView
 
 RUN = "ppo"
@@ -93,8 +93,8 @@ def check_resume(context: Context) -> Finding:
     """Step 2 from the checkpoint of step 1, with the state it loads compared by content."""
     summary = _train(context, 2)
     row = _last_row(summary, 2)
-    if (summary.plan.action, summary.plan.step) != ("resume", 1):
-        raise Failed(f"the run did not resume from step 1: {summary.plan.action}")
+    if (summary.spec.action, summary.spec.step) != ("resume", 1):
+        raise Failed(f"the run did not resume from step 1: {summary.spec.action}")
     folder = context.scratch / WATCH
     sizes = {role: compare(folder, role) for role in ("actor", "critic")}
     total = sum(sizes.values())

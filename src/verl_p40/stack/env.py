@@ -27,7 +27,6 @@ from verl_p40.stack.pins import FlavorName
 from verl_p40.stack.progress import Report, Silent
 from verl_p40.stack.record import MARKER, EnvRecord
 
-
 _NOT_INHERITED = frozenset(
     # The last is for a user's own sources. The stack's 20,000 files would be compiled again by
     # every process: 13 of the 19 s of CPU that importing verl's trainer takes then.

@@ -27,8 +27,8 @@ from verl_p40.train.folder import file_text, write_whole
 from verl_p40.train.heartbeat import Heartbeat
 from verl_p40.train.ladder import Rung
 from verl_p40.train.metrics import cut_after
-from verl_p40.train.plan import Plan, go_on
 from verl_p40.train.recovery import Again, Recovery, Stop
+from verl_p40.train.runspec import RunSpec, go_on
 from verl_p40.train.supervise import Attempt, Outcome, supervise
 from verl_p40.train.view import View, clock
 from verl_p40.tripwire import record
@@ -60,9 +60,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Attempts:
-    """All attempts of one command at ``plan``'s run. ``lock`` is the folder's, held."""
+    """All attempts of one command at ``spec``'s run. ``lock`` is the folder's, held."""
 
-    plan: Plan
+    spec: RunSpec
     ready: Ready
     lock: int
     grace: float
@@ -72,22 +72,22 @@ class Attempts:
     @property
     def _config(self) -> Config:
         """The run's, models of the hub given by their folders."""
-        return hubmodels.substituted(self.plan.config, self.ready.models)
+        return hubmodels.substituted(self.spec.config, self.ready.models)
 
     def run(self, retries: int) -> Result:
         """Until the run is finished, stopped, or fails in a way that trying again cannot mend."""
-        plan, number = self.plan, 1
+        spec, number = self.spec, 1
         recovery = Recovery(retries)
-        rungs = ladder.stored(plan.run.read_env()) if plan.action != "start" else ()
+        rungs = ladder.stored(spec.run.read_env()) if spec.action != "start" else ()
         for rung in rungs:
             self.view.note(f"memory ran out before, so: {rung.what}")
-        plan, skipped = go_on(plan, self._config)
+        spec, skipped = go_on(spec, self._config)
         while True:
-            outcome = self._one(plan, rungs, skipped)
+            outcome = self._one(spec, rungs, skipped)
             if outcome.status != "failed":
                 return Result(outcome, number, rungs)
             verdict = recovery.decide(
-                outcome, plan.step, functools.partial(self._lower, rungs, outcome)
+                outcome, spec.step, functools.partial(self._lower, rungs, outcome)
             )
             if isinstance(verdict, Stop):
                 return Result(outcome, number, rungs, verdict.why)
@@ -96,13 +96,13 @@ class Attempts:
             self._tell(outcome, verdict)
             if not self._wait(verdict.wait, outcome):
                 stopped = replace(outcome, status="interrupted", signal=self.interrupt.name)
-                note_end(plan.run, stopped)
+                note_end(spec.run, stopped)
                 return Result(stopped, number, rungs)
-            plan, skipped = go_on(plan, self._config)
-            if plan.action == "finished":
+            spec, skipped = go_on(spec, self._config)
+            if spec.action == "finished":
                 # It died between its last checkpoint and its end.
                 done = replace(outcome, status="finished", failure=None)
-                note_end(plan.run, done)
+                note_end(spec.run, done)
                 return Result(done, number, rungs)
             number += 1
 
@@ -126,11 +126,11 @@ class Attempts:
             view.note(f"  {' '.join(verdict.rung.overrides)}")
         else:
             view.note(f"trying again in {verdict.wait:.0f} s")
-        self.plan.run.add_event("retry", step=outcome.step, **details)
+        self.spec.run.add_event("retry", step=outcome.step, **details)
 
     def _wait(self, seconds: float, outcome: Outcome) -> bool:
         """False when a signal came meanwhile."""
-        heartbeat = Heartbeat(self.plan.run.heartbeat, run=self.plan.run.name)
+        heartbeat = Heartbeat(self.spec.run.heartbeat, run=self.spec.run.name)
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and not self.interrupt.asked:
             phase = f"waiting to try again: {clock(left)}"
@@ -148,30 +148,30 @@ class Attempts:
         return not self.interrupt.asked
 
     def _one(
-        self, plan: Plan, rungs: Sequence[Rung], skipped: Sequence[checkpoints.Skipped]
+        self, spec: RunSpec, rungs: Sequence[Rung], skipped: Sequence[checkpoints.Skipped]
     ) -> Outcome:
         """Write what belongs in the folder, start, follow, and note the end."""
-        run, ready = plan.run, self.ready
+        run, ready = spec.run, self.ready
         stack, total = ready.stack, ready.total
         ray_tmp = process.make_ray_tmp()
         added = environ.additions(
-            plan.composed.about,
+            spec.composed.about,
             run,
             ray_tmp=ray_tmp,
-            chained=plan.chained,
-            device=plan.device,
-            count=plan.cards,
+            chained=spec.chained,
+            device=spec.device,
+            count=spec.cards,
         )
         extra = ladder.overrides(rungs)
-        command = plan.command(stack.python, *hubmodels.overrides(ready.models), *extra)
+        command = spec.command(stack.python, *hubmodels.overrides(ready.models), *extra)
         try:
             process.remove_ray_tmp(str(run.read_env().get("ray_tmp", "")))
-            _set_back(plan, skipped, self.view)
-            write_whole(run.config, _config_text(plan))
+            _set_back(spec, skipped, self.view)
+            write_whole(run.config, _config_text(spec))
             document = envinfo.collect(
-                preset=plan.composed.preset,
-                overrides=plan.composed.overrides,
-                digest=plan.digest,
+                preset=spec.composed.preset,
+                overrides=spec.composed.overrides,
+                digest=spec.digest,
                 command=command,
                 environ=added,
                 stack=stack,
@@ -179,14 +179,14 @@ class Attempts:
                 versions=ready.report["versions"],
                 ray_tmp=ray_tmp,
             )
-            document["preset_source"] = plan.composed.source
+            document["preset_source"] = spec.composed.source
             document["rows"] = int(ready.report["rows"])
             document["total_steps"] = total
             document["ladder"] = [rung.document() for rung in rungs]
             write_whole(run.env, file_text(document))
-            _head(plan, command)
-            kind = "resume" if plan.action == "resume" else "start"
-            run.add_event(kind, step=plan.step, total=total, pid=os.getpid(), settings=extra)
+            _head(spec, command)
+            kind = "resume" if spec.action == "resume" else "start"
+            run.add_event(kind, step=spec.step, total=total, pid=os.getpid(), settings=extra)
             attempt = Attempt(
                 run=run,
                 command=command,
@@ -194,12 +194,12 @@ class Attempts:
                 cwd=Path.cwd(),
                 lock=self.lock,
                 total=total,
-                from_step=plan.step,
-                tripwire=plan.tripwire,
+                from_step=spec.step,
+                tripwire=spec.tripwire,
                 stop=stopping.OrderlyStop(
-                    file=stopping.file_in(ray_tmp), grace=self.grace, saves=_saves(plan)
+                    file=stopping.file_in(ray_tmp), grace=self.grace, saves=_saves(spec)
                 ),
-                val_only=bool(select(plan.config, "trainer.val_only")),
+                val_only=bool(select(spec.config, "trainer.val_only")),
             )
             outcome = supervise(attempt, self.view, self.interrupt)
             note_end(run, outcome)
@@ -208,17 +208,17 @@ class Attempts:
             process.remove_ray_tmp(ray_tmp)
 
 
-def _saves(plan: Plan) -> bool:
+def _saves(spec: RunSpec) -> bool:
     """Whether verl writes checkpoints in this run."""
-    frequency = int(select(plan.config, "trainer.save_freq") or -1)
-    return frequency > 0 and not select(plan.config, "trainer.val_only")
+    frequency = int(select(spec.config, "trainer.save_freq") or -1)
+    return frequency > 0 and not select(spec.config, "trainer.val_only")
 
 
-def _set_back(plan: Plan, skipped: Sequence[checkpoints.Skipped], view: View) -> None:
+def _set_back(spec: RunSpec, skipped: Sequence[checkpoints.Skipped], view: View) -> None:
     """Bring the folder to the step it goes on from, and say so."""
-    run = plan.run
+    run = spec.run
     record.clear(run.path)
-    if plan.action == "start":
+    if spec.action == "start":
         view.note(f"starting {run.path}")
         return
     for each in skipped:
@@ -229,30 +229,30 @@ def _set_back(plan: Plan, skipped: Sequence[checkpoints.Skipped], view: View) ->
         )
         run.add_event("skipped", step=each.step, problem=each.problem, half=each.half)
     aside = [each.step for each in skipped if not each.half]
-    keep = select(plan.config, "trainer.max_actor_ckpt_to_keep")
-    step = plan.step if plan.action == "resume" else None
+    keep = select(spec.config, "trainer.max_actor_ckpt_to_keep")
+    step = spec.step if spec.action == "resume" else None
     checkpoints.prepare_resume(run.checkpoints, step, keep=int(keep) if keep else None, aside=aside)
-    dropped = cut_after(run.metrics, plan.step if step is not None else -1)
+    dropped = cut_after(run.metrics, spec.step if step is not None else -1)
     total = run.read_env().get("total_steps")
-    if plan.action == "restart":
+    if spec.action == "restart":
         done = f" (it had reached step {dropped})" if dropped else ""
         view.note(f"{run.path} has no checkpoint to go on from{done}: starting over")
         return
     again = f"; steps {step + 1 if step else 1}-{dropped} are done again" if dropped else ""
-    wanted = select(plan.config, "trainer.total_training_steps") or total
-    view.note(f"resuming {run.path} from step {plan.step} of {wanted}{again}")
+    wanted = select(spec.config, "trainer.total_training_steps") or total
+    view.note(f"resuming {run.path} from step {spec.step} of {wanted}{again}")
 
 
-def _config_text(plan: Plan) -> str:
+def _config_text(spec: RunSpec) -> str:
     head = (
-        f"# The whole config of this run, resolved, from preset {plan.composed.preset}.\n"
-        f"# Overrides: {' '.join(plan.composed.overrides) or 'none'}\n"
+        f"# The whole config of this run, resolved, from preset {spec.composed.preset}.\n"
+        f"# Overrides: {' '.join(spec.composed.overrides) or 'none'}\n"
     )
-    return head + to_yaml(plan.config)
+    return head + to_yaml(spec.config)
 
 
-def _head(plan: Plan, command: tuple[str, ...]) -> None:
+def _head(spec: RunSpec, command: tuple[str, ...]) -> None:
     """A line in train.log where an attempt begins."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    with plan.run.log.open("a", encoding="utf-8") as log:
-        log.write(f"=== verl-p40 {now} {plan.action} at step {plan.step}: {' '.join(command)}\n")
+    with spec.run.log.open("a", encoding="utf-8") as log:
+        log.write(f"=== verl-p40 {now} {spec.action} at step {spec.step}: {' '.join(command)}\n")

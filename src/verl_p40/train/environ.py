@@ -61,7 +61,6 @@ def additions(
     }
     ours = {
         "VERL_FILE_LOGGER_PATH": str(run.metrics),
-        # Read by the tensorboard logger, where trainer.logger has it.
         "TENSORBOARD_DIR": str(run.path / "tensorboard"),
         stopping.STOP_FILE: str(stopping.file_in(ray_tmp)),
         "RAY_TMPDIR": str(ray_tmp),

@@ -1,4 +1,4 @@
-"""``verl-p40 train`` from end to end: plan, preflight, attempt, summary."""
+"""``verl-p40 train`` from end to end: what to run, preflight, attempt, summary."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from verl_p40.train.attempts import Attempts, Ready, Result
 from verl_p40.train.compose import select
 from verl_p40.train.ladder import Rung
 from verl_p40.train.metrics import History, StepRow
-from verl_p40.train.plan import Plan, Request, make_plan, python_version, stored_request
 from verl_p40.train.preparation import DataProgress, ViewReport
+from verl_p40.train.runspec import Request, RunSpec, make_runspec, python_version, stored_request
 from verl_p40.train.supervise import Outcome
 from verl_p40.train.view import View
 
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 class Summary:
     """How a run stands at the end of a command."""
 
-    plan: Plan
+    spec: RunSpec
     outcome: Outcome | None
     """None for a run that was finished already."""
     rows: tuple[StepRow, ...]
@@ -54,10 +54,10 @@ class Summary:
         """The ``--json`` document."""
         reward, accuracy = self.reward(), self.accuracy()
         return {
-            "run": str(self.plan.run.path),
+            "run": str(self.spec.run.path),
             "status": self.outcome.status if self.outcome else "already finished",
-            "action": self.plan.action,
-            "from_step": self.plan.step,
+            "action": self.spec.action,
+            "from_step": self.spec.step,
             "step": self.rows[-1].step if self.rows else 0,
             "total_steps": self.total,
             "checkpoint": self.outcome.checkpoint if self.outcome else None,
@@ -67,8 +67,8 @@ class Summary:
             "attempts": self.attempts,
             "ladder": [rung.document() for rung in self.rungs],
             "tripwire_operators": self.outcome.operators if self.outcome else 0,
-            "log": str(self.plan.run.log),
-            "metrics": str(self.plan.run.metrics),
+            "log": str(self.spec.run.log),
+            "metrics": str(self.spec.run.metrics),
             "resume": self.resume(),
             "extend": self.extend(),
         }
@@ -86,42 +86,42 @@ class Summary:
         return (values[0], values[-1]) if values else None
 
     def resume(self) -> str:
-        return self.plan.user_command()
+        return self.spec.user_command()
 
     def extend(self) -> str:
         steps = (self.total or (self.rows[-1].step if self.rows else 0)) * 2
-        return self.plan.user_command(f"trainer.total_training_steps={steps}")
+        return self.spec.user_command(f"trainer.total_training_steps={steps}")
 
 
-def dry_run(request: Request, say: Say) -> tuple[Plan, dict[str, Any]]:
-    """The plan, and ``{preset, run, action, command, env, warnings, notes, config}``. Starts nothing."""
-    plan = plan_run(request, say)
+def dry_run(request: Request, say: Say) -> tuple[RunSpec, dict[str, Any]]:
+    """The spec, and ``{preset, run, action, command, env, warnings, notes, config}``. Starts nothing."""
+    spec = resolve_run(request, say)
     prefix = stack_env.adopted()
-    python = prefix.python if prefix else _planned_prefix(plan) / "bin" / "python"
+    python = prefix.python if prefix else _planned_prefix(spec) / "bin" / "python"
     added = environ.additions(
-        plan.composed.about,
-        plan.run,
+        spec.composed.about,
+        spec.run,
         ray_tmp=Path(tempfile.gettempdir()) / f"{process.RAY_TMP_PREFIX}XXXXXXXX",
-        chained=plan.chained,
-        device=plan.device,
-        count=plan.cards,
+        chained=spec.chained,
+        device=spec.device,
+        count=spec.cards,
     )
-    return plan, {
-        "preset": plan.composed.preset,
-        "run": str(plan.run.path),
-        "action": plan.action,
-        "from_step": plan.step,
-        "command": list(plan.command(python, *hubmodels.overrides(hubmodels.present(plan.config)))),
+    return spec, {
+        "preset": spec.composed.preset,
+        "run": str(spec.run.path),
+        "action": spec.action,
+        "from_step": spec.step,
+        "command": list(spec.command(python, *hubmodels.overrides(hubmodels.present(spec.config)))),
         "env": added,
-        "warnings": list(plan.warnings),
-        "notes": list(plan.notes),
-        "config": plan.config,
+        "warnings": list(spec.warnings),
+        "notes": list(spec.notes),
+        "config": spec.config,
     }
 
 
-def plan_run(request: Request, say: Say) -> Plan:
+def resolve_run(request: Request, say: Say) -> RunSpec:
     """Compose and check, with the verl of the installed stack or the pinned wheel's config."""
-    return make_plan(stored_request(request), source.config_folder(_any_stack(), say))
+    return make_runspec(stored_request(request), source.config_folder(_any_stack(), say))
 
 
 def _any_stack() -> StackEnv | None:
@@ -131,8 +131,8 @@ def _any_stack() -> StackEnv | None:
     return found
 
 
-def _planned_prefix(plan: Plan) -> Path:
-    return stack_env.prefix_for(plan.flavor, python_version())
+def _planned_prefix(spec: RunSpec) -> Path:
+    return stack_env.prefix_for(spec.flavor, python_version())
 
 
 def train(request: Request, view: View) -> Summary:
@@ -151,29 +151,29 @@ def _train(request: Request, view: View) -> Summary:
     grace, retries = stopping.grace(), recovery.retries(request.retries)
     checks.check_limits()
     view.phase("composing the config")
-    plan = plan_run(request, view.note)
-    for warning in plan.warnings:
+    spec = resolve_run(request, view.note)
+    for warning in spec.warnings:
         view.note(f"warning: {warning}")
-    for note in plan.notes:
+    for note in spec.notes:
         view.note(note)
-    checks.check_device(plan.config, plan.composed.preset)
-    if plan.action == "finished":
-        return _finished(plan)
-    _ask_doctor(plan, view)
-    with heartbeat.preparing(plan.run, view) as telling:
-        ready = _prepare(plan, telling)
-    with process.interruptible() as interrupt, plan.run.hold() as lock:
-        result = Attempts(plan, ready, lock, grace, view, interrupt).run(retries)
-    return _conclude(plan, result)
+    checks.check_device(spec.config, spec.composed.preset)
+    if spec.action == "finished":
+        return _finished(spec)
+    _ask_doctor(spec, view)
+    with heartbeat.preparing(spec.run, view) as telling:
+        ready = _prepare(spec, telling)
+    with process.interruptible() as interrupt, spec.run.hold() as lock:
+        result = Attempts(spec, ready, lock, grace, view, interrupt).run(retries)
+    return _conclude(spec, result)
 
 
 _DOCTORED = ("gpu",)
 """The groups of doctor's checks that tell of cards that a run would fail on."""
 
 
-def _ask_doctor(plan: Plan, view: View) -> None:
+def _ask_doctor(spec: RunSpec, view: View) -> None:
     """Say what doctor finds wrong in seconds. A run goes on all the same: it may know better."""
-    if plan.device == "cpu":
+    if spec.device == "cpu":
         return
     from verl_p40 import doctor
 
@@ -184,38 +184,38 @@ def _ask_doctor(plan: Plan, view: View) -> None:
             view.note(f"  {fix}")
 
 
-def _prepare(plan: Plan, view: View) -> Ready:
+def _prepare(spec: RunSpec, view: View) -> Ready:
     """Stack, data and model, made sure of and checked. Nothing is in the run folder yet."""
-    stack = _ensure_stack(plan, view)
+    stack = _ensure_stack(spec, view)
     patch_digest = source.check_tree(stack)
-    _ensure_data(plan, stack, view)
-    models = hubmodels.ensure(plan.config, stack, view)
-    config = hubmodels.substituted(plan.config, models)
+    _ensure_data(spec, stack, view)
+    models = hubmodels.ensure(spec.config, stack, view)
+    config = hubmodels.substituted(spec.config, models)
     view.phase("checking model and data")
     report = preflight(stack, config)
     rows = int(report["rows"])
-    checks.check_steps(plan.config, rows)
-    total = checks.planned_steps(plan.config, rows)
-    checks.check_disk(config, plan.run.path, total - plan.step)
-    for warning in room.check_room(config, plan.composed.preset):
+    checks.check_steps(spec.config, rows)
+    total = checks.planned_steps(spec.config, rows)
+    checks.check_disk(config, spec.run.path, total - spec.step)
+    for warning in room.check_room(config, spec.composed.preset):
         view.note(f"warning: {warning}")
     return Ready(stack, patch_digest, models, report, total)
 
 
-def _ensure_stack(plan: Plan, view: View) -> StackEnv:
+def _ensure_stack(spec: RunSpec, view: View) -> StackEnv:
     view.phase("making sure of the training stack")
-    return stack_env.ensure(plan.flavor, report=ViewReport(view))
+    return stack_env.ensure(spec.flavor, report=ViewReport(view))
 
 
-def _ensure_data(plan: Plan, stack: StackEnv, view: View) -> None:
+def _ensure_data(spec: RunSpec, stack: StackEnv, view: View) -> None:
     """Make the preset's data, unless the config has been pointed elsewhere altogether."""
-    kind = plan.composed.about.data
+    kind = spec.composed.about.data
     if kind == "none":
         return
     wanted = [
-        select(plan.config, "data.train_files"),
-        select(plan.config, "data.val_files"),
-        select(plan.config, "actor_rollout_ref.model.path"),
+        select(spec.config, "data.train_files"),
+        select(spec.config, "data.val_files"),
+        select(spec.config, "actor_rollout_ref.model.path"),
     ]
     home = prepare.default_folder(kind)
     if any(isinstance(path, str) and Path(path).is_relative_to(home) for path in wanted):
@@ -253,15 +253,15 @@ def preflight(stack: StackEnv, config: Mapping[str, Any]) -> dict[str, Any]:
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "true", "USE_TF": "0"}
 
 
-def _finished(plan: Plan) -> Summary:
-    history = History.read(plan.run.metrics)
-    if plan.run.finished_at() is None:
-        plan.run.add_event("end", step=plan.step, total=plan.step, status="finished", seconds=0.0)
-    return Summary(plan, None, tuple(history.rows()), plan.step)
+def _finished(spec: RunSpec) -> Summary:
+    history = History.read(spec.run.metrics)
+    if spec.run.finished_at() is None:
+        spec.run.add_event("end", step=spec.step, total=spec.step, status="finished", seconds=0.0)
+    return Summary(spec, None, tuple(history.rows()), spec.step)
 
 
-def _conclude(plan: Plan, result: Result) -> Summary:
-    run, outcome = plan.run, result.outcome
+def _conclude(spec: RunSpec, result: Result) -> Summary:
+    run, outcome = spec.run, result.outcome
     if outcome.status == "tripped" and outcome.trip is not None:
         raise TripwireError(outcome.trip.line(), fix=f"the whole log is {run.log}")
     if outcome.status == "failed" and outcome.failure is not None:
@@ -271,7 +271,7 @@ def _conclude(plan: Plan, result: Result) -> Summary:
         raise TrainingError(
             f"the trainer failed while {outcome.phase}, {at} ({outcome.exit_text}): "
             f"{outcome.failure.headline}{lines}{why}",
-            fix=f"read {run.log}; after a remedy, `{plan.user_command()}` goes on",
+            fix=f"read {run.log}; after a remedy, `{spec.user_command()}` goes on",
         )
     rows = tuple(outcome.history.rows())
-    return Summary(plan, outcome, rows, outcome.total, result.attempts, result.rungs)
+    return Summary(spec, outcome, rows, outcome.total, result.attempts, result.rungs)

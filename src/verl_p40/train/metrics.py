@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 Record = dict[str, Any]
 
@@ -82,27 +83,74 @@ def parse(line: bytes) -> tuple[int, Record] | None:
 
 @dataclass
 class Tail:
-    """Reads whole new lines of a growing file; a half-written last line waits for its end."""
+    """Reads whole new lines of a growing file; a half-written last line waits for its end.
+
+    The file may be rotated meanwhile: moved away, after which it is read on until there is a new
+    one under its name, or cut to nothing where it is (logrotate's ``copytruncate``).
+    """
 
     path: Path
     offset: int = 0
+    _start: int = field(default=0, init=False)
+    """Where in the open file what belongs to this reader begins."""
     _rest: bytes = field(default=b"", init=False)
+    _file: BinaryIO | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._start = self.offset
 
     def lines(self) -> list[bytes]:
         """Lines completed since the last call, without their newlines."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                chunk = file.read()
-        except FileNotFoundError:
+        if self._file is None and not self._open():
             return []
-        self.offset += len(chunk)
+        chunk = self._read()
+        if self._is_moved() and self._open():
+            self.offset = self._start = 0
+            chunk += self._read()
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         return whole
 
     def rest(self) -> bytes:
         """The unfinished last line: at the end of a killed process, its last words."""
         return self._rest
+
+    def all(self) -> bytes:
+        """What has been read and is still in the file; after a rotation, of the newer file."""
+        if self._file is None:
+            return b""
+        self._file.seek(self._start)
+        return self._file.read()
+
+    def close(self) -> None:
+        """Close the file, which the next :meth:`lines` would open again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> bool:
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return False
+        self.close()
+        self._file = file
+        return True
+
+    def _read(self) -> bytes:
+        assert self._file is not None
+        if os.fstat(self._file.fileno()).st_size < self.offset:
+            self.offset = self._start = 0
+        self._file.seek(self.offset)
+        chunk = self._file.read()
+        self.offset += len(chunk)
+        return chunk
+
+    def _is_moved(self) -> bool:
+        assert self._file is not None
+        try:
+            return not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
 
 
 class History:
@@ -114,7 +162,9 @@ class History:
     @classmethod
     def read(cls, path: Path) -> History:
         history = cls()
-        history.extend(Tail(path).lines())
+        tail = Tail(path)
+        history.extend(tail.lines())
+        tail.close()
         return history
 
     def extend(self, lines: Iterable[bytes]) -> list[StepRow]:

@@ -83,8 +83,7 @@ class _Follower:
         self.history = History.read(run.metrics)
         size = run.metrics.stat().st_size if run.metrics.exists() else 0
         self.metrics = Tail(run.metrics, size)
-        self.log_start = run.log.stat().st_size if run.log.exists() else 0
-        self.log = Tail(run.log, self.log_start)
+        self.log = Tail(run.log, run.log.stat().st_size if run.log.exists() else 0)
         self.phases = Phases()
         self.saved = checkpoints.tracked(run.checkpoints)
         self.rss = 0
@@ -147,9 +146,11 @@ class _Follower:
         self.view.step(row, total=self.total, rss=self.rss)
 
     def attempt_log(self) -> str:
-        with self.attempt.run.log.open("rb") as file:
-            file.seek(self.log_start)
-            return file.read().decode("utf-8", "replace")
+        return self.log.all().decode("utf-8", "replace")
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.log.close()
 
 
 def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Outcome:
@@ -192,6 +193,7 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
     trip = record.read_trip(attempt.run.path)
     status, failure = _judge(code, trip, interrupt, follower, unarmed, hangs, ended_by_us)
     follower.beat(status, now=True)
+    follower.close()
     return Outcome(
         status=status,
         history=follower.history,

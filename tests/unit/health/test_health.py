@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -192,10 +193,36 @@ def test_of_several_runs_the_last_of_this_host_counts(tmp_path: Path) -> None:
     age(old.heartbeat, time=50)
     change(other.heartbeat, host="another", time=datetime.now(timezone.utc).isoformat())
     assert train(str(tmp_path)).why.startswith("mine: ")
-    change(tmp_path / "mine" / "heartbeat.json", host="a-third")
+    change(tmp_path / "mine" / "heartbeat.json", host="a-third", pid_namespace="another")
     change(old.heartbeat, host="a-third")
     # None of this host: the last of any.
     assert train(str(tmp_path)).why.startswith("other was failed")
+
+
+def test_a_clock_that_is_set_back_hides_no_run_that_works(tmp_path: Path) -> None:
+    ended, works = begin(tmp_path, "ended"), begin(tmp_path, "works")
+    change(ended.heartbeat, state="finished")
+    age(ended.heartbeat, time=-3600, progress=-3600)
+    assert train(str(tmp_path)).why.startswith("works: ")
+    age(works.heartbeat, time=-1800, progress=-7200)
+    found = train(str(tmp_path))
+    assert found.ok, "a heartbeat from the future is none that is late"
+    # Once the process is gone, what ended after it counts again.
+    change(works.heartbeat, pid=2**22 + 1, time=datetime.now(timezone.utc).isoformat())
+    assert train(str(tmp_path)).why.startswith("ended is finished")
+
+
+def test_a_clock_that_jumps_ahead_makes_nothing_look_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin(tmp_path)
+    heartbeat = Heartbeat(run.heartbeat, run="demo")
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 86_400)
+    heartbeat.beat(now=True, state="training", phase="x", step=1, total=2)
+    beat = json.loads(run.heartbeat.read_text())
+    late = datetime.fromisoformat(beat["time"]) - datetime.fromisoformat(beat["progress"])
+    assert late.total_seconds() < 60
 
 
 def test_what_is_no_heartbeat_is_passed_over(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from verl_p40.smoke import ppo
 from verl_p40.smoke.model import Failed
 from verl_p40.train.compose import compose, select
 from verl_p40.train.metrics import StepRow
-from verl_p40.train.plan import EXTENDABLE
+from verl_p40.train.runspec import EXTENDABLE
 
 SAVED = {"model": "m1", "optimizer": "o1", "rng": "r1", "bytes": 100}
 LOADED = {**SAVED, "before": {"model": "m0", "optimizer": "o0", "rng": "r0", "bytes": 60}}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,38 @@ def test_the_tail_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
         file.write(b'ta": {}}\n')
     (line,) = tail.lines()
     assert parse(line) == (2, {})
+
+
+def test_a_log_that_is_moved_away_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes(b"an earlier attempt\none\n")
+    with path.open("ab", buffering=0) as writer:
+        tail = Tail(path, len(b"an earlier attempt\n"))
+        assert tail.lines() == [b"one"]
+        path.rename(tmp_path / "train.log.1")
+        # The writer goes on in the moved file, and nothing may have its name yet.
+        writer.write(b"two\nthr")
+        assert tail.lines() == [b"two"]
+        assert tail.all() == b"one\ntwo\nthr"
+        writer.write(b"ee\n")
+        path.write_bytes(b"four\n")
+        assert tail.lines() == [b"three", b"four"]
+        assert tail.all() == b"four\n"
+    tail.close()
+
+
+def test_a_log_that_is_cut_to_nothing_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes(b"an earlier attempt\none\n")
+    with path.open("ab", buffering=0) as writer:
+        tail = Tail(path, len(b"an earlier attempt\n"))
+        assert tail.lines() == [b"one"]
+        os.truncate(path, 0)
+        assert tail.lines() == []
+        writer.write(b"two\n")
+        assert tail.lines() == [b"two"]
+        assert tail.all() == b"two\n"
+    tail.close()
 
 
 def test_records_of_a_step_merge(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from verl_p40.train.attempts import Attempts, Ready, Result
 from verl_p40.train.compose import assign
 from verl_p40.train.folder import RunFolder
 from verl_p40.train.ladder import Rung
-from verl_p40.train.plan import Plan, Request, go_on, make_plan
+from verl_p40.train.runspec import Request, RunSpec, go_on, make_runspec
 from verl_p40.train.view import PlainView
 
 TRAINER = """
@@ -93,8 +93,8 @@ a total capacity of 22.38 GiB of which 512.00 MiB is free.
 class Supervised:
     """A run of the fake trainer. ``train`` is what one command does after its preparation."""
 
-    def __init__(self, home: Path, plan: Plan) -> None:
-        self.home, self.plan = home, plan
+    def __init__(self, home: Path, spec: RunSpec) -> None:
+        self.home, self.spec = home, spec
         package = home / "fake" / "verl" / "trainer"
         package.mkdir(parents=True)
         for folder in (package, package.parent):
@@ -117,33 +117,33 @@ class Supervised:
                 "FAULTS": str(self.home / "faults"),
             },
         )
-        self.plan, _ = go_on(self.plan, self.plan.config)
+        self.spec, _ = go_on(self.spec, self.spec.config)
         report = {"versions": {}, "rows": 64}
         ready = Ready(stack=stack, patch_digest="", models={}, report=report, total=8)
         self.screen = io.StringIO()
         view = PlainView(Console(file=self.screen, width=200))
-        with process.interruptible() as interrupt, self.plan.run.hold() as lock:
-            return Attempts(self.plan, ready, lock, 5.0, view, interrupt).run(retries)
+        with process.interruptible() as interrupt, self.spec.run.hold() as lock:
+            return Attempts(self.spec, ready, lock, 5.0, view, interrupt).run(retries)
 
     def started(self) -> list[tuple[int, list[str]]]:
         return [tuple(json.loads(line)) for line in (self.home / "started").open()]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.plan.run.read_events() if event["event"] == kind]
+        return [event for event in self.spec.run.read_events() if event["event"] == kind]
 
     def steps(self) -> list[int]:
-        return [json.loads(line)["step"] for line in self.plan.run.metrics.open()]
+        return [json.loads(line)["step"] for line in self.spec.run.metrics.open()]
 
 
 @pytest.fixture(scope="module")
-def composed(verl_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def composed(verl_config: Path, tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
     overrides = ("trainer.total_training_steps=8", "trainer.save_freq=2")
     runs = tmp_path_factory.mktemp("runs")
-    return make_plan(Request("cpu-demo", overrides, runs_dir=runs), verl_config)
+    return make_runspec(Request("cpu-demo", overrides, runs_dir=runs), verl_config)
 
 
 @pytest.fixture
-def supervised(tmp_path: Path, composed: Plan, monkeypatch: pytest.MonkeyPatch) -> Supervised:
+def supervised(tmp_path: Path, composed: RunSpec, monkeypatch: pytest.MonkeyPatch) -> Supervised:
     monkeypatch.setattr(recovery, "FIRST_WAIT", 0.05)
     run = RunFolder(tmp_path / "runs" / "tried")
     config = copy.deepcopy(composed.config)
@@ -181,7 +181,7 @@ def test_out_of_memory_steps_down_and_goes_on(supervised: Supervised) -> None:
     assert (retry["cause"], retry["ladder"]["overrides"]) == ("cuda-oom-logits", [f"{micro}=32"])
     assert supervised.events("resume")[-1]["settings"] == [f"{micro}=16"]
     # The run stays the one that it was: its config has the user's settings.
-    assert "ppo_micro_batch_size_per_gpu: 64" in supervised.plan.run.config.read_text()
+    assert "ppo_micro_batch_size_per_gpu: 64" in supervised.spec.run.config.read_text()
 
 
 def test_a_later_command_keeps_the_rungs(supervised: Supervised) -> None:
@@ -198,7 +198,7 @@ def test_a_later_command_keeps_the_rungs(supervised: Supervised) -> None:
 def test_a_ladder_ends(supervised: Supervised) -> None:
     small = Rung("", "", ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
                           "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1"))  # fmt: skip
-    supervised.plan.config.update(ladder.applied(supervised.plan.config, [small]))
+    supervised.spec.config.update(ladder.applied(supervised.spec.config, [small]))
     result = supervised.train(*[(1, "oom")] * 20)
     assert result.outcome.status == "failed"
     assert result.why.startswith("nothing is left that would lower its memory")

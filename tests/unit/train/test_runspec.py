@@ -10,7 +10,7 @@ from verl_p40.errors import UsageError
 from verl_p40.train import checkpoints
 from verl_p40.train.compose import select, to_yaml
 from verl_p40.train.folder import RunFolder, file_text
-from verl_p40.train.plan import Plan, Request, make_plan, split_arguments, stored_request
+from verl_p40.train.runspec import Request, RunSpec, make_runspec, split_arguments, stored_request
 
 OVERRIDES = (
     "algorithm.adv_estimator=grpo",
@@ -20,13 +20,13 @@ OVERRIDES = (
 REQUEST = Request("cpu-demo", OVERRIDES)
 
 
-def _begin(plan: Plan) -> RunFolder:
+def _begin(spec: RunSpec) -> RunFolder:
     """What a first attempt leaves behind, without the training."""
-    run = plan.run
+    run = spec.run
     run.path.mkdir(parents=True)
-    run.config.write_text(to_yaml(plan.config))
+    run.config.write_text(to_yaml(spec.config))
     run.env.write_text(
-        file_text({"preset": "cpu-demo", "overrides": list(plan.composed.overrides), "rows": 1280})
+        file_text({"preset": "cpu-demo", "overrides": list(spec.composed.overrides), "rows": 1280})
     )
     run.add_event("start", step=0)
     return run
@@ -61,48 +61,48 @@ def test_a_stray_word_is_refused() -> None:
 
 
 def test_the_same_command_means_the_same_folder(verl_config: Path, tmp_path: Path) -> None:
-    one, two = make_plan(REQUEST, verl_config), make_plan(REQUEST, verl_config)
+    one, two = make_runspec(REQUEST, verl_config), make_runspec(REQUEST, verl_config)
     assert one.run == two.run
     assert one.action == "start"
     assert one.run.path.parent == tmp_path / "runs"
     assert one.run.name == f"cpu-demo-{one.digest[:6]}"
-    other = make_plan(replace(REQUEST, overrides=()), verl_config)
-    wired = make_plan(replace(REQUEST, tripwire=True), verl_config)
+    other = make_runspec(replace(REQUEST, overrides=()), verl_config)
+    wired = make_runspec(replace(REQUEST, tripwire=True), verl_config)
     assert len({one.run, other.run, wired.run}) == 3
     assert not (tmp_path / "runs").exists()
 
 
 def test_the_run_s_own_paths_are_in_the_config(verl_config: Path) -> None:
-    plan = make_plan(replace(REQUEST, overrides=("trainer.logger=[console]",)), verl_config)
-    assert select(plan.config, "trainer.default_local_dir") == str(plan.run.checkpoints)
-    assert select(plan.config, "trainer.logger") == ["console", "file"]
-    command = plan.command("/env/bin/python")
+    spec = make_runspec(replace(REQUEST, overrides=("trainer.logger=[console]",)), verl_config)
+    assert select(spec.config, "trainer.default_local_dir") == str(spec.run.checkpoints)
+    assert select(spec.config, "trainer.logger") == ["console", "file"]
+    command = spec.command("/env/bin/python")
     assert command[:3] == ("/env/bin/python", "-m", "verl.trainer.main_ppo")
-    assert command[command.index("--config-path") + 1] == str(plan.run.path)
-    assert f"hydra.run.dir={plan.run.path}/hydra" in command
+    assert command[command.index("--config-path") + 1] == str(spec.run.path)
+    assert f"hydra.run.dir={spec.run.path}/hydra" in command
 
 
 def test_an_unfinished_run_is_resumed(verl_config: Path) -> None:
-    run = _begin(make_plan(REQUEST, verl_config))
-    assert make_plan(REQUEST, verl_config).action == "restart"
+    run = _begin(make_runspec(REQUEST, verl_config))
+    assert make_runspec(REQUEST, verl_config).action == "restart"
     _save(run, 10)
-    plan = make_plan(REQUEST, verl_config)
-    assert (plan.action, plan.step) == ("resume", 10)
-    assert plan.command("python")[-1] == "trainer.val_before_train=false"
+    spec = make_runspec(REQUEST, verl_config)
+    assert (spec.action, spec.step) == ("resume", 10)
+    assert spec.command("python")[-1] == "trainer.val_before_train=false"
 
 
 def test_a_finished_run_is_left_alone_until_it_is_extended(verl_config: Path) -> None:
-    run = _begin(make_plan(REQUEST, verl_config))
+    run = _begin(make_runspec(REQUEST, verl_config))
     _save(run, 20)
     # Killed between the last checkpoint and the end: verl would train a step too many.
-    assert make_plan(REQUEST, verl_config).action == "finished"
+    assert make_runspec(REQUEST, verl_config).action == "finished"
     run.add_event("end", step=20)
-    assert make_plan(REQUEST, verl_config).action == "finished"
+    assert make_runspec(REQUEST, verl_config).action == "finished"
     longer = Request("", ("trainer.total_training_steps=40",), run=run.name)
-    plan = make_plan(stored_request(longer), verl_config)
-    assert plan.run == run
-    assert (plan.action, plan.step) == ("resume", 20)
-    assert select(plan.config, "algorithm.adv_estimator") == "grpo"
+    spec = make_runspec(stored_request(longer), verl_config)
+    assert spec.run == run
+    assert (spec.action, spec.step) == ("resume", 20)
+    assert select(spec.config, "algorithm.adv_estimator") == "grpo"
 
 
 def test_epochs_count_as_steps_once_the_rows_are_known(verl_config: Path) -> None:
@@ -116,67 +116,67 @@ def test_epochs_count_as_steps_once_the_rows_are_known(verl_config: Path) -> Non
             "trainer.total_epochs=1",
         ),
     )
-    run = _begin(make_plan(request, verl_config))
+    run = _begin(make_runspec(request, verl_config))
     _save(run, 20)
     run.add_event("end", step=20)
-    assert make_plan(request, verl_config).action == "finished"
+    assert make_runspec(request, verl_config).action == "finished"
     more = Request("", ("trainer.total_epochs=2",), run=run.name)
-    assert make_plan(stored_request(more), verl_config).action == "resume"
+    assert make_runspec(stored_request(more), verl_config).action == "resume"
 
 
 def test_a_finished_run_without_checkpoints_cannot_be_extended(verl_config: Path) -> None:
-    run = _begin(make_plan(REQUEST, verl_config))
+    run = _begin(make_runspec(REQUEST, verl_config))
     run.add_event("end", step=20)
     longer = Request("", ("trainer.total_training_steps=40",), run=run.name)
     with pytest.raises(UsageError, match="kept no checkpoint"):
-        make_plan(stored_request(longer), verl_config)
+        make_runspec(stored_request(longer), verl_config)
 
 
 def test_another_config_is_another_run(verl_config: Path) -> None:
-    run = _begin(make_plan(REQUEST, verl_config))
+    run = _begin(make_runspec(REQUEST, verl_config))
     changed = Request("", ("data.train_batch_size=128", "algorithm.gamma=0.9"), run=run.name)
     with pytest.raises(UsageError, match=r"other settings: algorithm.gamma, data.train_batch_size"):
-        make_plan(stored_request(changed), verl_config)
+        make_runspec(stored_request(changed), verl_config)
     # The tripwire only watches.
-    plan = make_plan(stored_request(Request("", (), run=run.name, tripwire=True)), verl_config)
-    assert plan.run == run
+    spec = make_runspec(stored_request(Request("", (), run=run.name, tripwire=True)), verl_config)
+    assert spec.run == run
 
 
 def test_new_takes_the_next_name(verl_config: Path) -> None:
-    run = _begin(make_plan(REQUEST, verl_config))
-    plan = make_plan(replace(REQUEST, new=True), verl_config)
-    assert plan.run.name == f"{run.name}-2"
-    assert plan.action == "start"
-    assert "--run" in plan.user_command()
+    run = _begin(make_runspec(REQUEST, verl_config))
+    spec = make_runspec(replace(REQUEST, new=True), verl_config)
+    assert spec.run.name == f"{run.name}-2"
+    assert spec.action == "start"
+    assert "--run" in spec.user_command()
 
 
 def test_a_folder_that_is_no_run_is_not_touched(verl_config: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "thesis.tex").write_text("")
     with pytest.raises(UsageError, match="is not a run folder"):
-        make_plan(replace(REQUEST, run="mine"), verl_config)
+        make_runspec(replace(REQUEST, run="mine"), verl_config)
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".x", ""])
 def test_a_run_name_is_a_folder_name(verl_config: Path, name: str) -> None:
     with pytest.raises(UsageError, match="is not the name of a folder"):
-        make_plan(replace(REQUEST, run=name), verl_config)
+        make_runspec(replace(REQUEST, run=name), verl_config)
 
 
 def test_an_unknown_estimator_gets_the_nearest(verl_config: Path) -> None:
     with pytest.raises(UsageError, match="'grop'; nearest: grpo"):
-        make_plan(replace(REQUEST, overrides=("algorithm.adv_estimator=grop",)), verl_config)
+        make_runspec(replace(REQUEST, overrides=("algorithm.adv_estimator=grop",)), verl_config)
 
 
 def test_the_tripwire_takes_the_place_of_an_external_library_and_keeps_it(
     verl_config: Path,
 ) -> None:
     overrides = ("actor_rollout_ref.model.external_lib=my.models",)
-    plan = make_plan(replace(REQUEST, overrides=overrides, tripwire=True), verl_config)
+    spec = make_runspec(replace(REQUEST, overrides=overrides, tripwire=True), verl_config)
     for section in ("actor_rollout_ref", "critic", "reward_model"):
-        assert select(plan.config, f"{section}.model.external_lib") == "verl_p40.tripwire.arm"
-    assert plan.chained == "my.models"
-    assert "--tripwire" in plan.user_command()
+        assert select(spec.config, f"{section}.model.external_lib") == "verl_p40.tripwire.arm"
+    assert spec.chained == "my.models"
+    assert "--tripwire" in spec.user_command()
 
 
 def test_the_command_to_go_on_with_can_be_pasted(
@@ -187,13 +187,13 @@ def test_the_command_to_go_on_with_can_be_pasted(
     script.parent.mkdir(parents=True)
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
-    plan = make_plan(REQUEST, verl_config)
+    spec = make_runspec(REQUEST, verl_config)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [str(script)])
     monkeypatch.setenv("PATH", "")
-    assert plan.user_command().startswith(".venv/bin/verl-p40 train --run ")
+    assert spec.user_command().startswith(".venv/bin/verl-p40 train --run ")
     monkeypatch.chdir(script.parent)
     monkeypatch.chdir("..")
-    assert plan.user_command().startswith("bin/verl-p40 ")
+    assert spec.user_command().startswith("bin/verl-p40 ")
     monkeypatch.setenv("PATH", str(script.parent))
-    assert plan.user_command().startswith("verl-p40 train --run ")
+    assert spec.user_command().startswith("verl-p40 train --run ")

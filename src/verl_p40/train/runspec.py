@@ -70,7 +70,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunSpec:
     """What will be done. ``config`` is complete: paths of the run folder included.
 
     ``step`` is where the run goes on from (0: from the beginning); ``chained`` the external
@@ -184,7 +184,7 @@ def stored_request(request: Request) -> Request:
     )
 
 
-def make_plan(request: Request, verl_config: Path) -> Plan:
+def make_runspec(request: Request, verl_config: Path) -> RunSpec:
     """Compose the config, check it against itself, and choose the run folder.
 
     Writes nothing. Raises UsageError, DataError or BusyError in one line each.
@@ -208,7 +208,7 @@ def make_plan(request: Request, verl_config: Path) -> Plan:
     run.check_free()
     newest = checkpoints.find(run.checkpoints, checkpoints.expected(config)).step
     action, step = _where(run, config, newest)
-    return Plan(
+    return RunSpec(
         composed=composed,
         config=config,
         digest=identity,
@@ -222,17 +222,17 @@ def make_plan(request: Request, verl_config: Path) -> Plan:
     )
 
 
-def go_on(plan: Plan, config: Config) -> tuple[Plan, tuple[checkpoints.Skipped, ...]]:
-    """The plan of the next attempt at the same run, and the checkpoints that it passes over.
+def go_on(spec: RunSpec, config: Config) -> tuple[RunSpec, tuple[checkpoints.Skipped, ...]]:
+    """The spec of the next attempt at the same run, and the checkpoints that it passes over.
 
     Args:
-        config: the plan's, models of the hub given by their folders.
+        config: the spec's, models of the hub given by their folders.
     """
-    if not plan.run.started():
-        return plan, ()
-    found = checkpoints.find(plan.run.checkpoints, checkpoints.expected(config), deep=True)
-    action, step = _where(plan.run, plan.config, found.step)
-    return dataclasses.replace(plan, action=action, step=step), found.skipped
+    if not spec.run.started():
+        return spec, ()
+    found = checkpoints.find(spec.run.checkpoints, checkpoints.expected(config), deep=True)
+    action, step = _where(spec.run, spec.config, found.step)
+    return dataclasses.replace(spec, action=action, step=step), found.skipped
 
 
 def _folder(request: Request, name: str) -> RunFolder:

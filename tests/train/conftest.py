@@ -109,6 +109,15 @@ def cli(tmp_path: Path, assets: Path) -> Iterator[Cli]:
         process.kill()
 
 
+def trainer_pid(supervisor: int) -> int:
+    """The driver of verl that a supervisor follows."""
+    for child in psutil.Process(supervisor).children(recursive=True):
+        line = " ".join(child.cmdline())
+        if "-m verl.trainer.main_ppo" in line and "verl_p40.train.guard" not in line:
+            return child.pid
+    raise AssertionError("the supervisor has no trainer")
+
+
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Living processes whose command line or Ray session belongs to a run below ``folder``."""
     marks = [str(folder)]

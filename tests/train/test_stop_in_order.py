@@ -35,7 +35,7 @@ def test_a_stop_saves_the_step_and_the_same_command_goes_on(cli: Cli) -> None:
     # No checkpoint and no validation of its own accord before the end.
     words = (
         str(cli.preset),
-        "trainer.total_training_steps=30",
+        "trainer.total_training_steps=16",
         "trainer.total_epochs=50",
         "trainer.save_freq=1000",
         "trainer.test_freq=-1",
@@ -50,7 +50,7 @@ def test_a_stop_saves_the_step_and_the_same_command_goes_on(cli: Cli) -> None:
     assert "SIGTERM: stopping after this step, saving a checkpoint" in said
     stopped = History.read(run.metrics).last_step
     assert stopped >= 3
-    assert f"step {stopped} of 30" in said
+    assert f"step {stopped} of 16" in said
     assert f"; checkpoint at step {stopped}" in said
     assert checkpoints.newest(run.checkpoints, critic=True) == stopped
     assert checkpoints.tracked(run.checkpoints) == stopped
@@ -69,7 +69,7 @@ def test_a_stop_saves_the_step_and_the_same_command_goes_on(cli: Cli) -> None:
     os.kill(second.pid, signal.SIGINT)
     said, _ = second.communicate(timeout=90)
     assert second.returncode == 130, said
-    assert f"resuming {run.path} from step {stopped} of 30" in said
+    assert f"resuming {run.path} from step {stopped} of 16" in said
     assert "SIGINT: stopping after this step" in said
     assert f"; checkpoint at step {stopped}" in said
     assert not processes_of(cli.home)
@@ -77,8 +77,8 @@ def test_a_stop_saves_the_step_and_the_same_command_goes_on(cli: Cli) -> None:
     # Nothing is left of the two requests.
     third = cli.run(*words)
     assert third.returncode == 0, third.stdout
-    assert f"resuming {run.path} from step {stopped} of 30" in third.stdout
-    assert _steps(run) == list(range(1, 31))
+    assert f"resuming {run.path} from step {stopped} of 16" in third.stdout
+    assert _steps(run) == list(range(1, 17))
     assert [e["event"] for e in run.read_events() if e["event"] in ("stopped", "end")] == [
         "stopped",
         "stopped",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -51,6 +52,27 @@ def usable(cards: Iterable[Card]) -> list[Card]:
     return [card for card in cards if card.capability is None or card.capability >= TARGET]
 
 
+Cards = tuple[Card, ...]
+CardRun = Callable[[Machine, Cards], Outcome]
+
+
+def card_check(
+    id: str, title: str, *, limit: float = 60.0, replayable: bool = True
+) -> Callable[[CardRun], CardRun]:
+    """Register a check of the cards, which does not apply where there is none."""
+
+    def register(run: CardRun) -> CardRun:
+        @functools.wraps(run)
+        def with_cards(machine: Machine) -> Outcome:
+            cards = smi.cards(machine)
+            return run(machine, cards) if cards else na(NO_CARDS)
+
+        check(id, title, limit=limit, replayable=replayable)(with_cards)
+        return run
+
+    return register
+
+
 @check("gpus", "Graphics cards", limit=60)
 def gpus(machine: Machine) -> Outcome:
     """Models, how many, and compute capability against what the stack is compiled for."""
@@ -97,13 +119,10 @@ def gpus(machine: Machine) -> Outcome:
     )
 
 
-@check("visible-devices", "CUDA_VISIBLE_DEVICES")
-def visible_devices(machine: Machine) -> Outcome:
+@card_check("visible-devices", "CUDA_VISIBLE_DEVICES")
+def visible_devices(machine: Machine, cards: Cards) -> Outcome:
     """What the variable leaves of the cards."""
     value = machine.variable("CUDA_VISIBLE_DEVICES")
-    cards = smi.cards(machine)
-    if not cards:
-        return na(NO_CARDS)
     if value is None and not machine.told("CUDA_VISIBLE_DEVICES"):
         return na("not recorded")
     if value is None:
@@ -127,12 +146,9 @@ def visible_devices(machine: Machine) -> Outcome:
     return ok(f"{value}: {len(chosen)} of {len(cards)}")
 
 
-@check("ecc", "ECC", limit=60)
-def ecc(machine: Machine) -> Outcome:
+@card_check("ecc", "ECC")
+def ecc(machine: Machine, cards: Cards) -> Outcome:
     """On is a P40's default and takes a sixteenth of its memory; errors mean a bad card."""
-    cards = smi.cards(machine)
-    if not cards:
-        return na(NO_CARDS)
     having = [card for card in cards if card.ecc is not None]
     if not having:
         return na("no card here has ECC")
@@ -164,12 +180,9 @@ def _memory(card: Card) -> str:
     return "memory unknown" if card.memory_mib is None else f"{card.memory_mib:,} MiB usable"
 
 
-@check("gpu-memory", "Memory of the cards", limit=60)
-def gpu_memory(machine: Machine) -> Outcome:
+@card_check("gpu-memory", "Memory of the cards")
+def gpu_memory(machine: Machine, cards: Cards) -> Outcome:
     """As much as the model of the card has, and not taken by others."""
-    cards = smi.cards(machine)
-    if not cards:
-        return na(NO_CARDS)
     small = [
         card
         for card in cards
@@ -192,12 +205,9 @@ def gpu_memory(machine: Machine) -> Outcome:
     return warning(f"{text}, which a run cannot have", "verl-p40 doctor --only gpu-processes -v")
 
 
-@check("gpu-processes", "Other processes on the cards", limit=60)
-def gpu_processes(machine: Machine) -> Outcome:
+@card_check("gpu-processes", "Other processes on the cards")
+def gpu_processes(machine: Machine, cards: Cards) -> Outcome:
     """Who else computes there; display servers are no matter."""
-    cards = smi.cards(machine)
-    if not cards:
-        return na(NO_CARDS)
     details = tuple(
         f"GPU {card.index}: process {p.pid} ({p.kind}) {p.name}, {p.memory_mib or 0} MiB"
         for card in cards
@@ -233,13 +243,12 @@ def gpu_processes(machine: Machine) -> Outcome:
     return ok("none that compute" + (f" ({drawing} that draw)" if drawing else ""), details=details)
 
 
-@check("persistence", "Persistence mode", limit=60)
-def persistence(machine: Machine) -> Outcome:
+@card_check("persistence", "Persistence mode")
+def persistence(machine: Machine, cards: Cards) -> Outcome:
     """Without it the driver lets go of an idle card, and every start waits for it."""
-    cards = smi.cards(machine)
     told = [card for card in cards if card.persistence is not None]
     if not told:
-        return na(NO_CARDS if not cards else "the driver does not say")
+        return na("the driver does not say")
     off = [card for card in told if not card.persistence]
     if not off:
         return ok("on")
@@ -250,13 +259,12 @@ def persistence(machine: Machine) -> Outcome:
     )
 
 
-@check("power", "Power limit", limit=60)
-def power(machine: Machine) -> Outcome:
+@card_check("power", "Power limit")
+def power(machine: Machine, cards: Cards) -> Outcome:
     """Lower than the card's own limit costs speed; often on purpose."""
-    cards = smi.cards(machine)
     told = [card for card in cards if card.power_limit_w is not None]
     if not told:
-        return na(NO_CARDS if not cards else "the driver does not say")
+        return na("the driver does not say")
 
     def default(card: Card) -> float | None:
         return card.power_default_w or (card.profile.power_limit_w if card.profile else None)
@@ -272,13 +280,12 @@ def power(machine: Machine) -> Outcome:
     )
 
 
-@check("temperature", "Temperature", limit=60)
-def temperature(machine: Machine) -> Outcome:
+@card_check("temperature", "Temperature")
+def temperature(machine: Machine, cards: Cards) -> Outcome:
     """A P40 has no fan: the case has to blow through it."""
-    cards = smi.cards(machine)
     told = [card for card in cards if card.temperature_c is not None]
     if not told:
-        return na(NO_CARDS if not cards else "the driver does not say")
+        return na("the driver does not say")
     text = spread(told, lambda card: f"{card.temperature_c} C")
     lower = next(
         (f"sudo nvidia-smi -pl {c.profile.power_limit_min_w:.0f}" for c in told if c.profile), ""
@@ -315,13 +322,12 @@ def temperature(machine: Machine) -> Outcome:
     return ok(text)
 
 
-@check("throttle", "Throttle reasons", limit=60)
-def throttle(machine: Machine) -> Outcome:
+@card_check("throttle", "Throttle reasons")
+def throttle(machine: Machine, cards: Cards) -> Outcome:
     """Why clocks are held back now; idling and the power cap under load are no matter."""
-    cards = smi.cards(machine)
     told = [card for card in cards if card.throttle is not None]
     if not told:
-        return na(NO_CARDS if not cards else "not told by this output; nvidia-smi -q does")
+        return na("not told by this output; nvidia-smi -q does")
     bad = [card for card in told if set(card.throttle or ()) & ALARMING]
     if bad:
         words = ", ".join(sorted({w for c in bad for w in c.throttle or () if w in ALARMING}))

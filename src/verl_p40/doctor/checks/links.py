@@ -8,19 +8,16 @@ from collections.abc import Iterable
 
 from verl_p40.doctor import cards as smi
 from verl_p40.doctor.cards import Card
-from verl_p40.doctor.checks.gpu import NO_CARDS, spread, which
+from verl_p40.doctor.checks.gpu import Cards, card_check, spread, which
 from verl_p40.doctor.machine import Machine
-from verl_p40.doctor.model import Outcome, check, failure, na, note, ok, warning
+from verl_p40.doctor.model import Outcome, failure, na, note, ok, warning
 from verl_p40.doctor.where import in_container
 from verl_p40.train.checks import cuda_devices
 
 
-@check("device-files", "Device files", limit=60)
-def device_files(machine: Machine) -> Outcome:
+@card_check("device-files", "Device files")
+def device_files(machine: Machine, cards: Cards) -> Outcome:
     """nvidia-smi does without nvidia-uvm, CUDA does not: a common gap in LXC and rootless engines."""
-    cards = smi.cards(machine)
-    if not cards:
-        return na(NO_CARDS)
     there = set(machine.names("/dev"))
     if not there:
         return na("/dev was not to be looked at")
@@ -49,12 +46,9 @@ def device_files(machine: Machine) -> Outcome:
     return ok(f"nvidiactl, nvidia-uvm and {len(numbered)} card(s)")
 
 
-@check("cuda", "CUDA starts", limit=30, replayable=False)
-def cuda(machine: Machine) -> Outcome:
+@card_check("cuda", "CUDA starts", limit=30, replayable=False)
+def cuda(machine: Machine, cards: Cards) -> Outcome:
     """``cuInit`` and the number of devices that the driver's own library shows; no context is made."""
-    cards = smi.cards(machine)
-    if not cards:
-        return na(NO_CARDS)
     found = cuda_devices()
     hidden = machine.variable("CUDA_VISIBLE_DEVICES") is not None
     if found == 0:
@@ -71,13 +65,12 @@ def cuda(machine: Machine) -> Outcome:
     return ok(f"{found} device(s)")
 
 
-@check("pcie", "PCIe link", limit=60)
-def pcie(machine: Machine) -> Outcome:
+@card_check("pcie", "PCIe link")
+def pcie(machine: Machine, cards: Cards) -> Outcome:
     """Fewer lanes than the card has slow down every offload; idle cards lower the generation."""
-    cards = smi.cards(machine)
     told = [card for card in cards if card.pcie is not None]
     if not told:
-        return na(NO_CARDS if not cards else "not told by this output; nvidia-smi -q does")
+        return na("not told by this output; nvidia-smi -q does")
 
     def words(link: tuple[int, int] | None) -> str:
         return "?" if link is None else f"gen {link[0]} x{link[1]}"
@@ -112,12 +105,11 @@ _LINKS = {"SYS": "across processors", "NODE": "across host bridges", "PHB": "acr
 """How far apart two cards are, as ``nvidia-smi topo -m`` explains in its legend."""
 
 
-@check("topology", "P2P and NUMA", limit=60)
-def topology(machine: Machine) -> Outcome:
+@card_check("topology", "P2P and NUMA")
+def topology(machine: Machine, cards: Cards) -> Outcome:
     """How several cards reach one another: P40s have no NVLink."""
-    cards = smi.cards(machine)
     if len(cards) < 2:
-        return na("one card" if cards else NO_CARDS)
+        return na("one card")
     said = machine.command("nvidia-smi", "topo", "-m", limit=smi.SMI_LIMIT)
     if said is None or said.code != 0:
         buses = ", ".join(card.bus for card in cards)

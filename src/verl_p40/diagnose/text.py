@@ -12,6 +12,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)
 _QUOTED = re.compile(r"^(?:> ?)+(?=\S|\s)|^\*\*(?=\S)|\*\*$|^`+(?=\S)|(?<=\S)`+$")
 """What a report pasted into an issue puts around a line: a quote, bold, code."""
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_BOX = re.compile(r"\s+│$")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 _PREFIXES = (
@@ -40,6 +41,8 @@ _PREFIXES = (
     re.compile(r"^[DIWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] (?:\[[\d/]+\] )?"),
     # buildkit: `#12 34.56 `
     re.compile(r"^#\d+ \d+\.\d+ "),
+    # exception groups, and terminals that draw a box: `    | `, `│ `
+    re.compile(r"^ {0,8}[|│] ?(?=.*\S)(?!\s*\d+ {2,}(?:NVIDIA|Tesla|GeForce))"),
 )
 
 
@@ -56,7 +59,7 @@ def clean(line: str) -> Cleaned:
 
     Indentation is kept: it tells a traceback's frames from its error.
     """
-    text = _CONTROL.sub("", _ANSI.sub("", line)).rstrip()
+    text = _BOX.sub("", _CONTROL.sub("", _ANSI.sub("", line)).rstrip())
     source = ""
     for _ in range(6):
         for pattern in _PREFIXES:

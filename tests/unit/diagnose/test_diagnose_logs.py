@@ -34,6 +34,8 @@ def kinds(diagnosis: Diagnosis) -> list[str]:
         ("#12 34.56 boom", "boom", ""),
         ("2025-10-31 03:11:02,475 - Trainer - INFO - [rank7]: boom", "boom", "rank7"),
         ("[2025-05-10 00:18:27] (raylet) boom", "(raylet) boom", ""),
+        ("server-1  |     |   frame", "  frame", "server-1"),
+        ("│ ERROR 09-27 06:46:46 engine.py:157] boom          │", "boom", ""),
         ("    frame", "    frame", ""),
     ],
 )  # fmt: skip

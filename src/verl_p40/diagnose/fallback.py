@@ -9,11 +9,15 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from verl_p40.diagnose.match import Hit, around
-from verl_p40.diagnose.scan import Scanned
+from verl_p40.diagnose.scan import Line, Scanned
 
 if TYPE_CHECKING:
     from verl_p40.diagnose.judge import Finding
 
+_FATAL = "Fatal Python error"
+_CRASHED = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)')
+_BELOW = 8
+"""Lines after Python's own crash report in which its first frame stands."""
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 
 
@@ -33,17 +37,33 @@ def first(
     return late[0] if late else None
 
 
+def crashed_in(finding: Finding, hit: Hit, scanned: Scanned) -> Finding:
+    """Of a crash that Python's faulthandler reports, add the innermost Python frame."""
+    if _FATAL not in hit.line.text:
+        return finding
+    window = around(scanned.lines, hit.line.position)
+    for line in window.lines[window.at + 1 : window.at + 1 + _BELOW]:
+        frame = _CRASHED.match(line.text)
+        if frame:
+            return _with_frame(finding, line, frame, "It crashed in")
+    return finding
+
+
 def where(finding: Finding, hit: Hit, scanned: Scanned) -> Finding:
     """Add the innermost frame of the error's traceback."""
     for line in around(scanned.lines, hit.line.position).traceback:
         frame = _FRAME.match(line.text)
         if frame:
-            file = "/".join(PurePath(frame["file"]).parts[-2:])
-            function = f" ({frame['function']})" if frame["function"] else ""
-            lines = {one.position: one for one in (line, *finding.evidence)}
-            return replace(
-                finding,
-                text=f"{finding.text} Raised in {file}, line {frame['line']}{function}.",
-                evidence=tuple(lines[position] for position in sorted(lines)),
-            )
+            return _with_frame(finding, line, frame, "Raised in")
     return finding
+
+
+def _with_frame(finding: Finding, line: Line, frame: re.Match[str], how: str) -> Finding:
+    file = "/".join(PurePath(frame["file"]).parts[-2:])
+    function = f" ({frame['function']})" if frame["function"] else ""
+    lines = {one.position: one for one in (line, *finding.evidence)}
+    return replace(
+        finding,
+        text=f"{finding.text} {how} {file}, line {frame['line']}{function}.",
+        evidence=tuple(lines[position] for position in sorted(lines)),
+    )

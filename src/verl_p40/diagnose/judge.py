@@ -122,6 +122,7 @@ def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]
         _with_memory(_sober(_finding(hit), hit, number, unexplained), hit, scanned, advise)
         for number, hit in enumerate(accepted)
     ]
+    causes = [fallback.crashed_in(f, h, scanned) for f, h in zip(causes, accepted, strict=True)]
     if not causes:
         weak = [hit for hit in told_by_rules if hit.rule.fallback]
         died = any(hit.last > scanned.progress for hit in symptoms)

@@ -13,6 +13,8 @@ from verl_p40.diagnose.scan import AFTER, BEFORE, Line, Scanned
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File ".*", line \d+')
 _NOTEBOOK = re.compile(r"^\s*(?:-+> )?\d{1,5} {2,}\S")
+_ERROR_LINE = re.compile(r"^\s*(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit): ")
+"""No statement looks so: pasted tracebacks lose their indentation."""
 _WARN_CALL = re.compile(r"^\s+(?:\w+\.)*(?:warn|warning|warn_once|warning_once)\(")
 """The statement that Python prints beneath a warning."""
 _PASTED = 500
@@ -311,6 +313,8 @@ def code_lines(lines: Sequence[Line]) -> set[int]:
             block[line.source] = indent + 1
             continue
         if inside is not None and indent >= inside and line.text.strip():
+            if _ERROR_LINE.match(line.text):
+                continue
             code.add(line.position)
             continue
         block[line.source] = None

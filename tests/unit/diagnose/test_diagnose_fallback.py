@@ -55,3 +55,26 @@ def test_a_warning_is_not_taken_for_the_end() -> None:
 def test_a_kill_after_an_unknown_error_is_not_the_cause() -> None:
     causes = diagnose_lines([*UNKNOWN, "Killed"]).causes
     assert [cause.kind for cause in causes] == ["error-raised"]
+
+
+def test_the_frame_in_which_native_code_crashed_is_told() -> None:
+    log = [
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Current thread 0x00007f (most recent call first):",
+        '  File "/env/lib/python3.10/site-packages/flux/core.py", line 7 in charge',
+        '  File "/work/run.py", line 3 in <module>',
+    ]
+    (cause,) = diagnose_lines(log).causes
+    assert cause.kind == "segfault"
+    assert "It crashed in flux/core.py, line 7 (charge)." in cause.text
+
+
+def test_an_error_line_that_lost_its_indentation_is_no_source_line() -> None:
+    log = [
+        'File "/work/merge.py", line 9, in load',
+        "      torch.cat(x)",
+        "  ValueError: flux is off",
+    ]
+    (cause,) = diagnose_lines(log).causes
+    assert "flux is off" in cause.text

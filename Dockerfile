@@ -14,7 +14,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cu118
 ARG VERSION=0.1.0
 ARG VERL_VERSION=0.4.1
 ARG TORCH_VERSION=2.6.0
-ARG PATCHES_DIGEST=7bd9eaac33e99a21bb1cb013257c688243d9b1fb9c0de253bb2115842cd04745
+ARG PATCHES_DIGEST=acae447a5a6c84db0ea6558a8e9c3b0df624ef02b3c4b128f8053b2150c79412
 # The commit that is built.
 ARG REVISION=""
 # 1: vLLM, compiled for VLLM_ARCH, is in the image. 0: it is not; rollout.name=hf needs none. Empty:

@@ -22,8 +22,11 @@ def test_hf_rollout_sharding_manager_has_timing(worker_config: Any, prompts: Any
     assert output.meta_info["timing"]["generate_sequences"] > 0
 
 
-def test_chunked_entropy_takes_padded_logits() -> None:
+def test_chunked_entropy_takes_padded_logits(
+    worker_config: Any, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
+    import verl.utils.torch_functional as verl_F
     from verl.utils.torch_functional import entropy_from_logits, entropy_from_logits_with_chunking
 
     padded = torch.randn(3, 7, 50, generator=torch.Generator().manual_seed(0))
@@ -33,6 +36,26 @@ def test_chunked_entropy_takes_padded_logits() -> None:
         torch.testing.assert_close(chunked, whole)
     unpadded = padded.view(21, 50)
     torch.testing.assert_close(entropy_from_logits_with_chunking(unpadded, 4), whole.view(21))
+
+    # The actor's padded path asks for it where the setting does, and gets the same numbers.
+    from verl.workers.fsdp_workers import ActorRolloutRefWorker
+
+    taken: list[tuple[int, ...]] = []
+
+    def noted(logits: Any, *arguments: Any) -> Any:
+        taken.append(tuple(logits.shape))
+        return entropy_from_logits_with_chunking(logits, *arguments)
+
+    monkeypatch.setattr(verl_F, "entropy_from_logits_with_chunking", noted)
+    found = []
+    for chunked in ("False", "True"):
+        override = f"actor_rollout_ref.actor.entropy_from_logits_with_chunking={chunked}"
+        actor = ActorRolloutRefWorker(worker_config(override).actor_rollout_ref, "actor_rollout")
+        actor.init_model()
+        assert not taken
+        found.append(actor.compute_log_prob(batch).batch["entropys"])
+    assert [shape[:2] for shape in taken] == [(2, 6), (2, 6)]
+    torch.testing.assert_close(found[0], found[1])
 
 
 def test_file_logger_keeps_full_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,12 @@ def candidates(setup: Setup) -> Iterator[Change]:
             "none: it is faster",
             ("actor_rollout_ref.model.override_config.attn_implementation=sdpa",),
         )
+    if not setup.entropy_chunked:
+        yield Change(
+            "the entropy of one response at a time",
+            "none to speak of",
+            (f"{actor}.entropy_from_logits_with_chunking=true",),
+        )
     for micro in _halves(setup.log_prob_micro):
         yield Change(
             f"log-probabilities of {micro} samples at a time",

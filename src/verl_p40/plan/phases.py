@@ -185,8 +185,9 @@ def _log_prob(
     """A forward pass without gradients; only the old log-prob computes the entropy as well."""
     shape, length = model.shape, setup.sequence
     layer = tensors.forward_layer(shape, micro, length, length, model.eager)
-    logits = tensors.logits_forward(shape.vocabulary, micro, length, setup.response, entropy)
-    head = tensors.logits_forward(shape.vocabulary, micro, length, 0, False)
+    rows = tensors.entropy_rows(micro, setup.response, setup.entropy_chunked) if entropy else 0
+    logits = tensors.logits_forward(shape.vocabulary, micro, length, setup.response, rows)
+    head = tensors.logits_forward(shape.vocabulary, micro, length, 0, 0)
     hidden = micro * length * shape.hidden * FP32
     return _largest(
         name,

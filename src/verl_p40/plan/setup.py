@@ -86,6 +86,8 @@ class Setup:
     """Micro batches that one optimizer step sums up."""
     critic_micros: int
     entropy_in_update: bool
+    entropy_chunked: bool
+    """Of the log-prob; with a bonus in the loss, autograd keeps every chunk of an update."""
 
     @property
     def sequence(self) -> int:
@@ -168,6 +170,9 @@ def read(config: Mapping[str, Any], model: ModelShape | None = None) -> Setup:
         actor_micros=-(-mini["actor_rollout_ref.actor"] // actor_micro),
         critic_micros=-(-mini["critic"] // critic_micro),
         entropy_in_update=bool(select(config, "actor_rollout_ref.actor.entropy_coeff")),
+        entropy_chunked=bool(
+            select(config, "actor_rollout_ref.actor.entropy_from_logits_with_chunking")
+        ),
     )
 
 

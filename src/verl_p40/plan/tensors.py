@@ -60,15 +60,27 @@ def backward_layer(shape: ModelShape, batch: int, length: int, eager: bool) -> i
     return batch * length * max(3 * f + 2 * h, scores + 4 * h) * FP32
 
 
-def logits_forward(vocabulary: int, batch: int, length: int, response: int, entropy: bool) -> int:
+ENTROPY_CHUNK = 2048
+"""Rows that verl's ``entropy_from_logits_with_chunking`` takes at a time, of one sample at most."""
+
+
+def entropy_rows(batch: int, response: int, chunked: bool) -> int:
+    """Rows of logits whose entropy is computed at a time."""
+    return min(response, ENTROPY_CHUNK) if chunked else batch * response
+
+
+def logits_forward(
+    vocabulary: int, batch: int, length: int, response: int, entropy_rows: int
+) -> int:
     """Logits of every position, and the temporaries of log-probability and entropy.
 
     ``DataParallelPPOActor._forward_micro_batch`` without unpadding: the model returns logits of
     the prompt too (B x S x V). ``logprobs_from_logits_v2`` takes the log-sum-exp row by row (one
-    R x V temporary); ``entropy_from_logits`` adds a softmax and a product of B x R x V each. (The
-    chunked entropy is used with unpadding only.) Exact against torch's CPU allocator.
+    R x V temporary); the entropy of ``entropy_rows`` rows adds a softmax and a product of that
+    many rows (0: there is none). Exact against torch's CPU allocator
+    (``tests/unit/plan/test_plan_torch.py``).
     """
-    extra = 2 * batch * response if entropy else response
+    extra = max(response, 2 * entropy_rows)
     return (batch * length + extra) * vocabulary * FP32
 
 
@@ -80,7 +92,7 @@ def logits_backward(
     Without entropy: the gradient of the slice and of the division by the temperature, each
     B x S x V (2BS); or, with long responses, logits beside the gradients of gather and of every
     row's log-sum-exp. With an entropy bonus: six B x R x V beside the logits. Fitted to, and exact
-    against, torch's CPU allocator (``tests/unit/plan/test_plan_stack.py``). The output
+    against, torch's CPU allocator (``tests/unit/plan/test_plan_torch.py``). The output
     projection's weight gradient comes with one B x S x V left.
     """
     tokens, answer = batch * length, batch * response

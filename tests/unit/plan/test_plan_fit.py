@@ -49,15 +49,18 @@ def test_what_is_proposed_makes_it_fit(
 
 
 def test_the_cheapest_comes_first(planned: Callable[..., Plan], composer: Any) -> None:
-    """Too many log-probabilities at once: they are halved, the updates are left alone."""
-    overrides = ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",)
-    plan = planned("p40-ppo", *overrides)
-    assert plan.peak.name == "log-prob"
-    found = changes(plan, composer("p40-ppo", *overrides))
-    assert found is not None
-    assert [c.overrides for c in found] == [
-        ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",)
-    ]
+    """Too many log-probabilities at once: their entropy in parts, then fewer; no smaller updates."""
+    micro = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"
+    chunked = "actor_rollout_ref.actor.entropy_from_logits_with_chunking=true"
+    for overrides, wanted in (
+        ((f"{micro}=32",), [(chunked,)]),
+        ((f"{micro}=64", chunked), [(f"{micro}=32",)]),
+    ):
+        plan = planned("p40-ppo", *overrides)
+        assert plan.peak.name == "log-prob"
+        found = changes(plan, composer("p40-ppo", *overrides))
+        assert found is not None
+        assert [c.overrides for c in found] == wanted
 
 
 def test_where_nothing_helps_it_says_so(planned: Callable[..., Plan], composer: Any) -> None:

@@ -42,7 +42,7 @@ _HOT = re.compile(
     rb"|dtype|bfloat|bf16|half\b'|exited|exitcode|sig(?:ill|segv)|cublas|cudnn|nccl|unsat|glibc"
     rb"|append$|allowed$|/env:|initialized$|utilization|devices\b|\bblocks:$|already|slowdown|won't|wasn't|cudaget|map::at|_files_and_tokenize"
     rb"|unauthorized|pydantic|compatible|blocked|throttl|mountpoint|bad_alloc|badly|oserror|enoent|eacces|lock\b|found$|stuck|hang|hung|^what\(|pickl|same$|len\(lst\)"
-    rb"|unmet|directory$|malform|forbid|terminat|unresolv|truncat|unrecover|uncorrect|unhandled"
+    rb"|unmet|directory$|overlaps$|malform|forbid|terminat|unresolv|truncat|unrecover|uncorrect|unhandled"
     rb"|vocabulary|overload|ignored|^space$|temporarily|^kernel$|unhealthy|^docker:$"
     rb"|" + "已杀死|段错误|已放弃|核心已转储|getötet|tué|不支持|错误|失败".encode()
 )
@@ -53,7 +53,9 @@ _PROGRESS = re.compile(
     rb"|application startup complete|uvicorn running on|\bepoch .*\bloss\b.*\blr\b"
     rb"|training progress: % .*it/s|step/: loss"
 )
-_DIVERGED = re.compile(rb"loss'?:? ?nan|grad_norm:nan")
+_DIVERGED = re.compile(
+    rb"loss'?:? ?nan|grad_norm(?:': |[:=])nan|(?:rewards|logps|logits)/\w+': nan"
+)
 """A step was made, and it is worth nothing: the one line of progress that is kept."""
 _LEVEL_WITHIN = 160
 _MILD = re.compile(

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 WIDTH = 4000
 """Characters of a line that are looked at; tracebacks with a tensor in them are longer."""
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
+_ANSI = re.compile(
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]"
+    r"|(?:←|␛|ESC|\^\[|#033|\\033|\\x1b|\\u001b|\\e)\[[0-9;]{1,12}m"
+)
+"""Colours, and colours whose escape character a pager, an editor or journald has spelt out."""
 _QUOTED = re.compile(r"^(?:> ?)+(?=\S|\s)|^\*\*(?=\S)|\*\*$|^`+(?=\S)|(?<=\S)`+$")
 """What a report pasted into an issue puts around a line: a quote, bold, code."""
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")

@@ -22,6 +22,7 @@ start of verl: about a minute on two cores.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -183,12 +184,15 @@ class Faults:
     def _find(self, name: str) -> psutil.Process | None:
         assert self.process is not None
         try:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.Error:
+            return None
+        for child in children:
+            # Those of an earlier attempt may be going, or be dead and not yet waited for.
+            with contextlib.suppress(psutil.Error):
                 line = " ".join(child.cmdline())
                 if VICTIMS[name] in line and "verl_p40.train.guard" not in line:
                     return child
-        except psutil.Error:
-            return None
         return None
 
     def finish(self) -> list[str]:

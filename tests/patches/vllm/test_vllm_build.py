@@ -54,12 +54,12 @@ def test_flash_attention_is_not_demanded_for_sm_61(
     ]
 
 
-def test_kernels_are_built_for_float32_alone_below_70(
+def test_attention_is_built_for_float32_alone_below_70(
     for_pascal: Configured, tree: Path, tmp_path: Path
 ) -> None:
-    """What the flag leaves of a file: test_vllm_cuda.py; of the whole build: docs/vllm.md."""
+    """The real build with the flag: 54 kernels a file (docs/vllm.md)."""
     _needs_cmake()
-    said = "Building kernels for float32 alone\n"
+    said = "Building paged attention for float32 alone\n"
     assert said in for_pascal.output
     # an architecture that can run more gets more
     assert said not in configure(tree, tmp_path, "6.1;7.0").output

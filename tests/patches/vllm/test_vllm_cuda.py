@@ -37,7 +37,7 @@ class Compiler:
                 self.cuda.nvcc, "-ccbin", self.cuda.host, "-c", tree / source, "-o", output,
                 "-gencode", f"arch=compute_{ARCH},code=sm_{ARCH}", "-std=c++17", "-O2",
                 "--expt-relaxed-constexpr", "--expt-extended-lambda", "-Xcompiler", "-fPIC",
-                "-DENABLE_FP8", "-DVLLM_FP32_ONLY=1", "-DTORCH_EXTENSION_NAME=x", "-DPy_LIMITED_API=3",
+                "-DENABLE_FP8", "-DTORCH_EXTENSION_NAME=x", "-DPy_LIMITED_API=3",
                 "-D_GLIBCXX_USE_CXX11_ABI=0", "-D__CUDA_NO_HALF_OPERATORS__",
                 "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_HALF2_OPERATORS__",
                 "-D__CUDA_NO_BFLOAT16_CONVERSIONS__", f"-I{tree / 'csrc'}",
@@ -90,7 +90,7 @@ def test_representative_kernels_compile_for_sm_61(
 ) -> None:
     """One file of the default path and the one that needed a patch, both at a time: CI's share."""
     wanted = {
-        "csrc/cache_kernels.cu": "reshape_and_cache_kernelIf",
+        "csrc/layernorm_kernels.cu": "rms_norm_kernelIf",
         "csrc/moe/moe_wna16.cu": "moe_wna16",
     }
     objects = {source: tmp_path / f"{Path(source).stem}.o" for source in wanted}
@@ -98,9 +98,4 @@ def test_representative_kernels_compile_for_sm_61(
         done = list(pool.map(lambda item: compiler(tree, *item), objects.items()))
     for (source, name), one in zip(wanted.items(), done, strict=True):
         assert one.returncode == 0, one.stderr[:2000]
-        names = kernels(objects[source])
-        assert any(name in kernel for kernel in names)
-        if name.endswith("If"):
-            # Both of vLLM's ways to choose by type leave half and bfloat16 out.
-            of_a_type = [k for k in names if name[:-2] in k or "copy_blocks_kernel" in k]
-            assert all("kernelIf" in kernel for kernel in of_a_type), of_a_type
+        assert any(name in kernel for kernel in kernels(objects[source]))

@@ -14,7 +14,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cu118
 ARG VERSION=0.1.0
 ARG VERL_VERSION=0.4.1
 ARG TORCH_VERSION=2.6.0
-ARG PATCHES_DIGEST=acae447a5a6c84db0ea6558a8e9c3b0df624ef02b3c4b128f8053b2150c79412
+ARG PATCHES_DIGEST=b69cf002b536bd70e8d1a949b99acf04444290a931ab0d4125b89875c43c11c1
 # The commit that is built.
 ARG REVISION=""
 # 1: vLLM, compiled for VLLM_ARCH, is in the image. 0: it is not; rollout.name=hf needs none. Empty:

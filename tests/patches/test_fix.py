@@ -77,6 +77,12 @@ def test_file_logger_keeps_full_precision(tmp_path: Path, monkeypatch: pytest.Mo
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
 
 
+def _save(trainer: Any) -> None:
+    """As the training loop does it; the second half came with one of the patches."""
+    trainer._save_checkpoint()
+    getattr(trainer, "_commit_checkpoint", lambda: None)()
+
+
 def test_checkpoint_tracker_survives_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +132,7 @@ def test_checkpoint_tracker_survives_a_kill(
     trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=lambda *a, **k: None)
     trainer.train_dataloader = SimpleNamespace(state_dict=dict)
     with pytest.raises(Killed):
-        trainer._save_checkpoint()
+        _save(trainer)
     assert find_latest_ckpt_path(str(tmp_path)) == str(tmp_path / "global_step_3")
 
 
@@ -179,15 +185,15 @@ def test_a_failed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
 
     for step in (1, 2):
         trainer.global_steps = step
-        trainer._save_checkpoint()
+        _save(trainer)
     assert saved() == whole(2)
     trainer.global_steps, full = 3, True
     with pytest.raises(OSError, match="No space left"):
-        trainer._save_checkpoint()
+        _save(trainer)
     assert saved() == whole(2)
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "2"
     trainer.global_steps, full = 4, False
-    trainer._save_checkpoint()
+    _save(trainer)
     assert saved() == whole(4)
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["global_step_4"]
 
@@ -410,6 +416,30 @@ def test_a_requested_stop_saves_the_step_and_returns(grpo: Any, tmp_path: Path) 
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "2"
     assert [path.name for path in checkpoints.glob("global_step_*")] == ["global_step_2"]
     assert (checkpoints / "global_step_2" / "actor" / "model_world_size_1_rank_0.pt").is_file()
+
+
+def test_a_checkpoint_counts_once_its_step_is_logged(
+    grpo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed between the two does the step again, instead of losing its metrics."""
+    from verl.trainer.ppo import ray_trainer
+
+    found = []
+    commit = ray_trainer.commit_checkpoint
+
+    def noted(partial: str, whole: str) -> None:
+        steps = [record["step"] for record in _logged(tmp_path)]
+        found.append((Path(whole).name, steps))
+        commit(partial, whole)
+
+    monkeypatch.setattr(ray_trainer, "commit_checkpoint", noted)
+    grpo(save_freq=2, test_freq=-1).fit()
+    assert found == [
+        ("global_step_2", [1, 2]),
+        ("global_step_4", [1, 2, 3, 4]),
+        ("global_step_5", [1, 2, 3, 4, 5]),
+    ]
+    assert not list((tmp_path / "checkpoints").glob("*.partial"))
 
 
 def test_a_validation_is_left_when_a_stop_is_requested(grpo: Any, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ _HOT = re.compile(
     rb"|overrid|fallback|falling|lost\b|full\b|quota|\bstruct\b"
     rb"|dtype|bfloat|bf16|half\b'|exited|exitcode|sig(?:ill|segv)|cublas|cudnn|nccl|unsat|glibc"
     rb"|append$|allowed$|/env:|initialized$|utilization|devices\b|\bblocks:$|already|slowdown|won't|wasn't|cudaget|map::at|_files_and_tokenize"
-    rb"|unauthorized|pydantic|compatible|blocked|throttl|mountpoint|bad_alloc|badly|oserror|enoent|eacces|lock\b|found$|stuck|hang|hung|^what\(|pickl|same$|len\(lst\)"
+    rb"|unauthorized|pydantic|compatible|blocked|throttl|mountpoint|bad_alloc|badly|oserror|enoent|eacces|lock\b|found\.?$|stuck|hang|hung|^what\(|pickl|same$|len\(lst\)"
     rb"|unmet|directory$|overlaps$|^placement$|malform|forbid|terminat|unresolv|truncat|unrecover|uncorrect|unhandled"
     rb"|vocabulary|overload|ignored|^space$|temporarily|^kernel$|unhealthy|^docker:$|exist\.?$|recognized$|positive$"
     rb"|" + "已杀死|段错误|已放弃|核心已转储|getötet|tué|不支持|错误|失败".encode()

@@ -86,9 +86,9 @@ class Faults:
         # Where the points of the loop are, and None for those of the start; in random order.
         inside = points // 2
         rest: list[int | None] = [None] * (points - inside)
-        self.places = sorted(self.dice.sample(range(points), inside))
+        places = sorted(self.dice.sample(range(points), inside))
         targets = [round((n + self.dice.random()) * steps * 0.9 / inside) for n in range(inside)]
-        for place, target in zip(self.places, targets, strict=True):
+        for place, target in zip(places, targets, strict=True):
             rest.insert(place, target)
         self.targets = rest
 
@@ -253,6 +253,8 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=120.0, help="seconds a step may take")
     parser.add_argument("--json", type=Path, help="write every point there")
     asked = parser.parse_args()
+    if asked.points < 1 or asked.steps < 1:
+        parser.error("--points and --steps: at least 1")
     points: list[Point] = []
     stack = stack_env.adopted() or stack_env.ensure("cpu")
     with tempfile.TemporaryDirectory(prefix="vp40-faults-") as scratch:

@@ -217,6 +217,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=8, help="steps that are timed, each side")
     parser.add_argument("--json", type=Path, help="write the figures there")
     asked = parser.parse_args()
+    if asked.steps < 2:
+        parser.error("--steps: at least 2, for the last is left out")
     timed: list[Timed] = []
     with tempfile.TemporaryDirectory(prefix="vp40-throughput-") as scratch:
         home = Path(scratch)
@@ -228,7 +230,11 @@ def main() -> int:
         common = gpu_files(home) if asked.case == "gpu" else ()
         for side in CASES[asked.case]:
             print(f"{time.strftime('%X')} {side.name}", file=sys.stderr, flush=True)
-            timed.append(run_side(side, asked.steps, common, home, env))
+            try:
+                timed.append(run_side(side, asked.steps, common, home, env))
+            except RuntimeError as error:
+                print(f"error: {error}", file=sys.stderr)
+                return 1
             if asked.json:
                 asked.json.write_text(json.dumps([asdict(t) for t in timed], indent=2) + "\n")
     print(table(timed))

@@ -177,7 +177,7 @@ def _judge(since: float, allowed: float, what: str) -> Health:
 def _is_gone(beat: Beat) -> bool:
     """Whether the writer is known to be dead: only its own host or container can tell."""
     pid = beat.get("pid")
-    if not isinstance(pid, int) or beat.get("pid_namespace") != _pid_namespace():
+    if not isinstance(pid, int) or beat.get("pid_namespace") != pid_namespace():
         return False
     try:
         os.kill(pid, 0)
@@ -190,11 +190,12 @@ def _is_gone(beat: Beat) -> bool:
 
 def _is_at_work(beat: Beat) -> bool:
     """Whether the writer is known to live: of another container only its times can tell."""
-    ours = beat.get("pid_namespace") == _pid_namespace()
+    ours = beat.get("pid_namespace") == pid_namespace()
     return beat.get("state") in ("preparing", "training") and ours and not _is_gone(beat)
 
 
-def _pid_namespace() -> str | None:
+def pid_namespace() -> str | None:
+    """What tells this container's process numbers from another's; None where there is no such."""
     try:
         return os.readlink(PID_NAMESPACE)
     except OSError:

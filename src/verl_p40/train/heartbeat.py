@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from verl_p40.health.check import PID_NAMESPACE, PREPARING
+from verl_p40.health.check import PREPARING, pid_namespace
 from verl_p40.train.folder import RunFolder, write_whole
 from verl_p40.train.metrics import StepRow
 from verl_p40.train.view import View
@@ -39,7 +39,7 @@ class Heartbeat:
         self._always = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "pid_namespace": _pid_namespace(),
+            "pid_namespace": pid_namespace() or "",
             **always,
         }
         self._progress = time.monotonic()
@@ -76,14 +76,6 @@ class Heartbeat:
     def remove(self) -> None:
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
-
-
-def _pid_namespace() -> str:
-    """What tells this container's process numbers from another's; empty where there is no such."""
-    try:
-        return str(Path(PID_NAMESPACE).readlink())
-    except OSError:
-        return ""
 
 
 def _iso(seconds: float) -> str:

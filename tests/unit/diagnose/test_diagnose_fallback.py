@@ -16,7 +16,7 @@ CHAIN = [
     "The above exception was the direct cause of the following exception:",
     "",
     "Traceback (most recent call last):",
-    '  File "/work/run.py", line 3, in <module>',
+    '  File "/app/run.py", line 3, in <module>',
     "    start()",
     "RuntimeError: the flux capacitor could not be started",
 ]
@@ -63,7 +63,7 @@ def test_the_frame_in_which_native_code_crashed_is_told() -> None:
         "",
         "Current thread 0x00007f (most recent call first):",
         '  File "/env/lib/python3.10/site-packages/flux/core.py", line 7 in charge',
-        '  File "/work/run.py", line 3 in <module>',
+        '  File "/app/run.py", line 3 in <module>',
     ]
     (cause,) = diagnose_lines(log).causes
     assert cause.kind == "segfault"

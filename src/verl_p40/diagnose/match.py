@@ -12,7 +12,7 @@ from verl_p40.diagnose.scan import AFTER, BEFORE, Line, Scanned
 
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File ".*", line \d+')
-_NOTEBOOK = re.compile(r"^\s*(?:-+> )?\d{1,5} {2,}\S")
+_NOTEBOOK = re.compile(r"^\s*(?:-+> )?(?:\d{1,5}|\[\d{1,5}\]\(file:\S+\)) {2,}\S")
 _ERROR_LINE = re.compile(r"^\s*(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit): ")
 """No statement looks so: pasted tracebacks lose their indentation."""
 _WARN_CALL = re.compile(r"^\s+(?:\w+\.)*(?:warn|warning|warn_once|warning_once)\(")

@@ -25,6 +25,9 @@ _TAIL = 12
 _OCCURRENCES = 12
 """Times that the same template opens a window; later ones only move its last place."""
 _REMEMBER = 200_000
+_PASTED = (120, 1 << 15)
+"""Lines and bytes up to which a log is an excerpt that somebody pasted: it has nothing to search
+fast, so that each of its lines is hot."""
 _HEAD = 2000
 """Bytes of a line in which a sign of progress is looked for: a bar may be a megabyte long."""
 
@@ -43,7 +46,7 @@ _HOT = re.compile(
     rb"|append$|allowed$|/env:|initialized$|utilization|devices\b|\bblocks:$|already|slowdown|won't|wasn't|cudaget|map::at|_files_and_tokenize"
     rb"|unauthorized|pydantic|compatible|blocked|throttl|mountpoint|bad_alloc|badly|oserror|enoent|eacces|lock\b|found\.?$|stuck|hang|hung|^what\(|pickl|same$|len\(lst\)"
     rb"|unmet|directory$|overlaps$|^placement$|malform|forbid|terminat|unresolv|truncat|unrecover|uncorrect|unhandled"
-    rb"|vocabulary|overload|ignored|^space$|temporarily|^kernel$|unhealthy|^docker:$|exist\.?$|recognized$|positive$"
+    rb"|vocabulary|overload|ignored|^space$|temporarily|^kernel$|unhealthy|^docker:$|exist\.?$|recognized$|positive$|err!|^blacklist$|ephemeral"
     rb"|" + "已杀死|段错误|已放弃|核心已转储|getötet|tué|不支持|错误|失败".encode()
 )
 """What makes a word hot. It is run on every distinct word once, so it may be long."""
@@ -131,7 +134,7 @@ class _Memory:
         self._hot_words: set[bytes] = set()
         self.times: dict[int, int] = {}
 
-    def learn(self, new: set[bytes]) -> None:
+    def learn(self, new: set[bytes], *, every: bool) -> None:
         if len(self.cold) > _REMEMBER:
             self.cold.clear()
         if len(self._words) > _REMEMBER:
@@ -147,7 +150,7 @@ class _Memory:
                 if _DIVERGED.search(template):
                     self.hot[template] = len(self.hot) + 1
                     continue
-            elif not self._hot_words.isdisjoint(template.split()):
+            elif (every and template.strip()) or not self._hot_words.isdisjoint(template.split()):
                 self.hot[template] = len(self.hot) + 1
                 continue
             self.cold.add(template)
@@ -156,6 +159,7 @@ class _Memory:
 def scan(chunks: Iterable[bytes], *, first_line: int = 1) -> Scanned:
     """Read the whole of ``chunks`` (any sizes) once. ``first_line`` is the number of its first."""
     found = Scanned(count=first_line - 1, first_line=first_line)
+    pasted, chunks = _is_pasted(chunks)
     memory = _Memory()
     previous: deque[tuple[int, bytes]] = deque(maxlen=BEFORE)
     after = 0
@@ -167,7 +171,7 @@ def scan(chunks: Iterable[bytes], *, first_line: int = 1) -> Scanned:
         found.count += len(templates)
         new = set(templates).difference(memory.cold, memory.hot)
         if new:
-            memory.learn(new)
+            memory.learn(new, every=pasted)
         if not memory.progress.isdisjoint(templates):
             for index in range(len(templates) - 1, -1, -1):
                 if templates[index] in memory.progress:
@@ -206,6 +210,24 @@ def scan(chunks: Iterable[bytes], *, first_line: int = 1) -> Scanned:
     for number, data in list(previous)[-_TAIL:]:
         found.tail.extend(_lines(number, data, hot=False, key=0))
     return found
+
+
+def _is_pasted(chunks: Iterable[bytes]) -> tuple[bool, Iterator[bytes]]:
+    """Whether the log is no longer than an excerpt, and all of its chunks."""
+    rest = iter(chunks)
+    start = b""
+    for chunk in rest:
+        start += chunk
+        if len(start) > _PASTED[1]:
+            break
+    short = len(start) <= _PASTED[1] and start.count(b"\n") <= _PASTED[0]
+    return short, _again([start], rest)
+
+
+def _again(held: list[bytes], rest: Iterator[bytes]) -> Iterator[bytes]:
+    """``itertools.chain`` would hold the first chunk to the end."""
+    yield held.pop()
+    yield from rest
 
 
 def _remember(previous: deque[tuple[int, bytes]], block: bytes, first: int, count: int) -> None:

@@ -88,6 +88,13 @@ def test_line_numbers_hold_in_a_long_log() -> None:
     assert diagnosis.lines == 200_001
 
 
+def test_every_line_of_a_pasted_excerpt_is_searched() -> None:
+    """It has no telling word, which among thousands of lines it would need."""
+    line = "the rest of the memory reserved for KV Cache is -1.29GiB."
+    assert kinds(diagnose_lines([line])) == ["vllm-kv-cache-none"]
+    assert kinds(diagnose_lines([line, *(f"token {n}" for n in range(500))])) == []
+
+
 def test_memory_is_bounded() -> None:
     """10 MB of a log with an error now and then are read in little memory."""
 

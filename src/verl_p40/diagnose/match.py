@@ -213,11 +213,12 @@ def _speaks(rule: Compiled, scanned: Scanned, line: Line, text: str) -> Hit | No
             evidence.append(near[0])
             _fill(groups, near[1])
         if rule.frames:
-            frame = next((f for f in (_first(p, window.traceback) for p in rule.frames) if f), None)
-            if frame is None:
+            deepest = _deepest(rule.frames, window.traceback)
+            if deepest is None:
                 return None
-            evidence.append(frame[0])
-            _fill(groups, frame[1])
+            depth, frame, told = deepest
+            evidence.append(frame)
+            _fill(groups, told)
     unique = {one.position: one for one in evidence}
     return Hit(
         rule=rule.rule,

@@ -33,6 +33,22 @@ _PREFIXES = (
     re.compile(r"^\[\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?\] "),
     # Ray, vLLM V1: `(WorkerDict pid=20514, ip=192.0.2.2) `, `(EngineCore_0 pid=77) `
     re.compile(r"^\((?P<source>[\w.:<>() -]+? (?:rank=\d+ )?pid=\d+(?:, ip=[\d.a-fA-F:]+)?)\)\s?"),
+    # CRI (`stderr F `, after its time), journald and syslog (`Aug 26 14:08:07 host kernel: `)
+    re.compile(r"^std(?:out|err) [FP] "),
+    re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w./@-]+(?:\[\d+\])?: "),
+    # loguru, hydra (`[2024-09-17 15:04:01,101][__main__][ERROR] - `), transformers, ComfyUI, pytest
+    re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \| [A-Z]+ *\| [\w.<>]+:[\w.<>]+:\d+ - "),
+    re.compile(r"^\[\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?\](?:\[[\w.-]+\]){1,3} - "),
+    re.compile(
+        r"^\[(?:INFO|WARNING|ERROR|CRITICAL)\|[\w./-]+:\d+\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ >> "
+    ),
+    re.compile(r"^!!! Exception during processing ?!!! ?(?=\S)"),
+    re.compile(r"^E {3,7}(?=\S)"),
+    # an error as a heading, in a list, or announced: `[Bug]: `, `ERROR: `
+    re.compile(
+        r"^(?:[-*•]|#{1,4}|\d{1,2}[.)]|\[[A-Za-z/ ]{2,20}\]:?|[Bb]ug:|ERROR:|[Ee]rror:|Exception:"
+        r"|报错\W|错误\W) *(?=(?:\w+\.)*\w+(?:Error|Exception): )"
+    ),
     # torchrun, mpirun, srun: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`, `0: `
     re.compile(r"^\[(?P<source>rank ?\d+|default\d+|\d+,\d+)\](?:<\w+>)?: ?"),
     re.compile(r"^(?P<source>\d{1,4}): (?= |\S*Error|Traceback|\[)"),

@@ -37,6 +37,15 @@ def kinds(diagnosis: Diagnosis) -> list[str]:
         ("server-1  |     |   frame", "  frame", "server-1"),
         ("│ ERROR 09-27 06:46:46 engine.py:157] boom          │", "boom", ""),
         ("    frame", "    frame", ""),
+        ("2024-09-17T15:04:01.101Z stderr F boom", "boom", ""),
+        ("Aug 26 14:08:07 host python3[1234]: boom", "boom", ""),
+        ("2024-09-17 15:04:01.101 | ERROR    | verl.main:run:12 - boom", "boom", ""),
+        ("[2024-09-17 15:04:01,101][__main__][ERROR] - boom", "boom", ""),
+        ("[ERROR|trainer.py:12] 2024-09-17 15:04:01,101 >> boom", "boom", ""),
+        ("!!! Exception during processing !!! boom", "boom", ""),
+        ("E       KeyError: 'boom'", "KeyError: 'boom'", ""),
+        ("[Bug]: KeyError: 'boom'", "KeyError: 'boom'", ""),
+        ("ERROR: the boom: KeyError", "ERROR: the boom: KeyError", ""),
     ],
 )  # fmt: skip
 def test_what_others_put_in_front_is_taken_off(line: str, text: str, source: str) -> None:

@@ -155,8 +155,21 @@ def around(lines: Sequence[Line], position: int) -> _Around:
             after.append(line)
             if len(after) >= AFTER:
                 break
+    if not any(_FRAME.match(line.text) for line in traceback):
+        traceback = [*reversed(_unfinished(after)), *traceback]
     before.reverse()
     return _Around([*before, here, *after], len(before), traceback)
+
+
+def _unfinished(after: Sequence[Line]) -> list[Line]:
+    """The traceback of another rank below an error that has none, where it is cut off.
+
+    Ranks that die of the same error print into each other.
+    """
+    start = next((n for n, line in enumerate(after) if _TRACEBACK in line.text), None)
+    if start is None or any(_ERROR_LINE.match(line.text) for line in after[start:]):
+        return []
+    return list(after[start:])
 
 
 def _first(pattern: Lazy, lines: Sequence[Line]) -> tuple[Line, re.Match[str]] | None:

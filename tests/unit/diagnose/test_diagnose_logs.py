@@ -97,6 +97,18 @@ def test_line_numbers_hold_in_a_long_log() -> None:
     assert diagnosis.lines == 200_001
 
 
+def test_an_out_of_memory_without_frames_takes_those_of_the_next_rank() -> None:
+    cut = [
+        OOM,
+        "Traceback (most recent call last):",
+        '  File "train.py", line 184, in <module>',
+        "    optimizer.step()",
+        '  File "/env/zero/low_level_optim.py", line 480, in step',
+    ]
+    assert kinds(diagnose_lines(cut)) == ["cuda-oom-optimizer"]
+    assert kinds(diagnose_lines([*cut, "ValueError: another one's"])) == ["cuda-oom"]
+
+
 def test_every_line_of_a_pasted_excerpt_is_searched() -> None:
     """It has no telling word, which among thousands of lines it would need."""
     line = "the rest of the memory reserved for KV Cache is -1.29GiB."

@@ -46,7 +46,7 @@ _HOT = re.compile(
     rb"|append$|allowed$|/env:|initialized$|utilization|devices\b|\bblocks:$|already|slowdown|won't|wasn't|cudaget|map::at|_files_and_tokenize"
     rb"|unauthorized|pydantic|compatible|blocked|throttl|mountpoint|bad_alloc|badly|oserror|enoent|eacces|lock\b|found\.?$|stuck|hang|hung|^what\(|pickl|same$|len\(lst\)"
     rb"|unmet|directory$|overlaps$|^placement$|malform|forbid|terminat|unresolv|truncat|unrecover|uncorrect|unhandled"
-    rb"|vocabulary|overload|ignored|low_memory|request_memory|verify_max|size_invalid|mutually_excl|engine_startup|resource_available|raise_or_|^space$|temporarily|^kernel$|unhealthy|^docker:$|exist\.?$|recognized$|positive$|err!|^blacklist$|ephemeral|writable"
+    rb"|vocabulary|overload|ignored|low_memory|request_memory|verify_max|size_invalid|mutually_excl|engine_startup|resource_available|raise_or_|^space$|temporarily|^kernel$|unhealthy|^docker:$|exist\.?$|recognized$|positive$|err!|^blacklist$|ephemeral|writable|page_fault"
     rb"|" + "已杀死|段错误|已放弃|核心已转储|getötet|tué|不支持|错误|失败".encode()
 )
 """What makes a word hot. It is run on every distinct word once, so it may be long."""

@@ -248,7 +248,7 @@ def hits(scanned: Scanned) -> list[Hit]:
     """Every rule that speaks, on every hot line, in the log's order.
 
     A report pasted from a terminal may be wrapped: where no rule speaks on any line, each is
-    read together with the two that follow.
+    read together with the two that follow, and at last with the other kind of quotes.
     """
     code = code_lines(scanned.lines)
 
@@ -265,13 +265,17 @@ def hits(scanned: Scanned) -> list[Hit]:
         weak = weak or found
     if sum(line.hot for line in scanned.lines) > _PASTED:
         return weak
-    for joint in (" ", ""):
-        unwrapped = partial(_unwrapped, scanned.lines, joint)
-        found = list(_hits(scanned, code, unwrapped))
+    readings = [partial(_unwrapped, scanned.lines, joint) for joint in (" ", "")]
+    for reading in (*readings, partial(_other_quotes, scanned.lines)):
+        found = list(_hits(scanned, code, reading))
         if not all(hit.rule.fallback for hit in found):
             return found
         weak = weak or found
     return weak
+
+
+def _other_quotes(lines: Sequence[Line], position: int) -> str:
+    return lines[position].text.replace('"', "'")
 
 
 def _unwrapped(lines: Sequence[Line], joint: str, position: int) -> str:

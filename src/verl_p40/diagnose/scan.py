@@ -28,6 +28,8 @@ _REMEMBER = 200_000
 _PASTED = (120, 1 << 15)
 """Lines and bytes up to which a log is an excerpt that somebody pasted: it has nothing to search
 fast, so that each of its lines is hot."""
+_SPELT = re.compile(rb"\\n(?=[\s\"'A-Z\[(^~\\]|$)")
+"""A line end as JSON or repr() spells it; not a folder of Windows."""
 _HEAD = 2000
 """Bytes of a line in which a sign of progress is looked for: a bar may be a megabyte long."""
 
@@ -221,6 +223,8 @@ def _is_pasted(chunks: Iterable[bytes]) -> tuple[bool, Iterator[bytes]]:
         if len(start) > _PASTED[1]:
             break
     short = len(start) <= _PASTED[1] and start.count(b"\n") <= _PASTED[0]
+    if short and len(_SPELT.findall(start)) > max(1, start.count(b"\n")):
+        start = _SPELT.sub(b"\n", start)
     return short, _again([start], rest)
 
 

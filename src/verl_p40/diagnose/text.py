@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ _QUOTED = re.compile(r"^(?:> ?)+(?=\S|\s)|^\*\*(?=\S)|\*\*$|^`+(?=\S)|(?<=\S)`+$
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _BOX = re.compile(r"\s+│$")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_TYPOGRAPHY = str.maketrans("\u2018\u2019\u201c\u201d\u00a0", "''\"\" ")
+"""What a forum, a mail program or gcc makes of quotes and blanks."""
+_ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-fA-F]+|quot|apos|lt|gt|amp|nbsp);")
 
 _PREFIXES = (
     # docker compose: `train-1  | `
@@ -34,7 +38,7 @@ _PREFIXES = (
     # Ray, vLLM V1: `(WorkerDict pid=20514, ip=192.0.2.2) `, `(EngineCore_0 pid=77) `
     re.compile(r"^\((?P<source>[\w.:<>() -]+? (?:rank=\d+ )?pid=\d+(?:, ip=[\d.a-fA-F:]+)?)\)\s?"),
     # CRI (`stderr F `, after its time), journald and syslog (`Aug 26 14:08:07 host kernel: `)
-    re.compile(r"^std(?:out|err) [FP] "),
+    re.compile(r"^std(?:out|err)(?: [FP]|:) "),
     re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w./@-]+(?:\[\d+\])?: "),
     # loguru, hydra (`[2024-09-17 15:04:01,101][__main__][ERROR] - `), transformers, ComfyUI, pytest
     re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \| [A-Z]+ *\| [\w.<>]+:[\w.<>]+:\d+ - "),
@@ -48,6 +52,11 @@ _PREFIXES = (
     re.compile(
         r"^(?:[-*•]|#{1,4}|\d{1,2}[.)]|\[[A-Za-z/ ]{2,20}\]:?|[Bb]ug:|ERROR:|[Ee]rror:|Exception:"
         r"|报错\W|错误\W) *(?=(?:\w+\.)*\w+(?:Error|Exception): )"
+    ),
+    # lines that an editor or a viewer has numbered
+    re.compile(
+        r"^\d{1,5}[:|]? {1,4}"
+        r"(?=(?:\w+\.)*\w*(?:Error|Exception)\b ?:|Traceback \(most| *File \".*\", line \d)"
     ),
     # torchrun, mpirun, srun: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`, `0: `
     re.compile(r"^\[(?P<source>rank ?\d+|default\d+|\d+,\d+)\](?:<\w+>)?: ?"),
@@ -79,7 +88,9 @@ def clean(line: str) -> Cleaned:
 
     Indentation is kept: it tells a traceback's frames from its error.
     """
-    text = _BOX.sub("", _CONTROL.sub("", _ANSI.sub("", line)).rstrip())
+    text = _BOX.sub("", _CONTROL.sub("", _ANSI.sub("", line)).rstrip()).translate(_TYPOGRAPHY)
+    if _ENTITY.search(text):
+        text = html.unescape(text)
     source = ""
     for _ in range(6):
         for pattern in _PREFIXES:

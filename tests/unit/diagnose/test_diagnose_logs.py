@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import tracemalloc
 from collections.abc import Iterator
 
@@ -95,6 +96,31 @@ def test_line_numbers_hold_in_a_long_log() -> None:
     diagnosis = diagnose_chunks(chunks)
     assert diagnosis.causes[0].line == 200_001
     assert diagnosis.lines == 200_001
+
+
+MISSING = "ModuleNotFoundError: No module named 'vllm._C'"
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        MISSING.replace("'", "\u2019"),
+        MISSING.replace("'", '"'),
+        MISSING.replace("'", "&#39;"),
+        f"stderr: {MISSING}",
+        f"94  {MISSING}",
+        json.dumps({"log": f"Traceback (most recent call last):\n  import vllm._C\n{MISSING}\n"}),
+    ],
+    ids=["typographic", "other quotes", "html", "stderr", "numbered", "json"],
+)
+def test_an_error_as_forums_viewers_and_json_spell_it(pasted: str) -> None:
+    assert kinds(diagnose_lines([pasted])) == ["vllm-abi"]
+
+
+def test_a_folder_of_windows_is_no_line_end() -> None:
+    line = "OSError: [Errno 28] No space left on device: 'C:\\new\\nets\\node'"
+    (cause,) = diagnose_lines([line]).causes
+    assert cause.evidence[0].text == line
 
 
 def test_an_out_of_memory_without_frames_takes_those_of_the_next_rank() -> None:

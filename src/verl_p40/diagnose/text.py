@@ -21,6 +21,8 @@ _BOX = re.compile(r"\s+│$")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _TYPOGRAPHY = str.maketrans("\u2018\u2019\u201c\u201d\u00a0", "''\"\" ")
 """What a forum, a mail program or gcc makes of quotes and blanks."""
+_JSON = re.compile(r'^\{"(?:log|msg|message|text)": ?"(?=.)|(?:\\n)?"(?:, ?"\w+": ?"[^"]*")*\}$')
+"""Docker's and others' way to keep a line: `{"log":"...\\n","stream":"stderr","time":"..."}`."""
 _ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-fA-F]+|quot|apos|lt|gt|amp|nbsp);")
 
 _PREFIXES = (
@@ -91,6 +93,8 @@ def clean(line: str) -> Cleaned:
     text = _BOX.sub("", _CONTROL.sub("", _ANSI.sub("", line)).rstrip()).translate(_TYPOGRAPHY)
     if _ENTITY.search(text):
         text = html.unescape(text)
+    if text[:2] == '{"' or text[-2:] == '"}':
+        text = _JSON.sub("", text).replace('\\"', '"')
     source = ""
     for _ in range(6):
         for pattern in _PREFIXES:

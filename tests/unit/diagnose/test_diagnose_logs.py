@@ -109,9 +109,10 @@ MISSING = "ModuleNotFoundError: No module named 'vllm._C'"
         MISSING.replace("'", "&#39;"),
         f"stderr: {MISSING}",
         f"94  {MISSING}",
+        json.dumps({"log": f"{MISSING}\n", "stream": "stderr", "time": "2026-11-30T10:00:00Z"}),
         json.dumps({"log": f"Traceback (most recent call last):\n  import vllm._C\n{MISSING}\n"}),
     ],
-    ids=["typographic", "other quotes", "html", "stderr", "numbered", "json"],
+    ids=["typographic", "other quotes", "html", "stderr", "numbered", "docker", "json"],
 )
 def test_an_error_as_forums_viewers_and_json_spell_it(pasted: str) -> None:
     assert kinds(diagnose_lines([pasted])) == ["vllm-abi"]

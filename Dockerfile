@@ -14,7 +14,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cu118
 ARG VERSION=0.1.0
 ARG VERL_VERSION=0.4.1
 ARG TORCH_VERSION=2.6.0
-ARG PATCHES_DIGEST=b69cf002b536bd70e8d1a949b99acf04444290a931ab0d4125b89875c43c11c1
+ARG PATCHES_DIGEST=98f6384c0cfe7bb1b6a1d1cd5ca23e0bd4646069eb3e12a5868d8f0855720016
 # The commit that is built.
 ARG REVISION=""
 # 1: vLLM, compiled for VLLM_ARCH, is in the image. 0: it is not; rollout.name=hf needs none. Empty:

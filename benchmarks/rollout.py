@@ -155,8 +155,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.engine:
         args.sequences = [int(count) for count in args.sequences.split(",")]
-        print(json.dumps(measure(args)))
-        return
+        print(json.dumps(measure(args)), flush=True)
+        # With sleep mode the interpreter crashes while it takes itself down (docs/vllm.md).
+        os._exit(0)
     engines = ["hf"] if args.device == "cpu" else args.engines.split(",")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:

@@ -198,6 +198,51 @@ def test_a_failed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["global_step_4"]
 
 
+@pytest.mark.parametrize("rollout", ["hf", "vllm"], ids=["one unit", "a unit a layer"])
+def test_a_checkpoint_copies_no_model_on_the_card(
+    worker_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollout: str
+) -> None:
+    """Tensors go to the host without a copy beside them, and what was written is free at once."""
+    import gc
+
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from verl.workers.fsdp_workers import ActorRolloutRefWorker
+
+    # verl makes the actor one FSDP unit for the HF rollout alone
+    config = worker_config(f"actor_rollout_ref.rollout.name={rollout}").actor_rollout_ref
+    worker = ActorRolloutRefWorker(config, role="actor")
+    worker.init_model()
+    written: dict[str, Any] = {}
+    copied: list[tuple[int, ...]] = []
+    clone, save = torch.Tensor.clone, torch.save
+
+    def noted_clone(tensor: Any, *args: Any, **named: Any) -> Any:
+        copied.append(tuple(tensor.shape))
+        return clone(tensor, *args, **named)
+
+    def noted_save(what: Any, path: Any, *args: Any) -> None:
+        if "model_world_size" in str(path):
+            assert copied == []
+            written.update({k: StorageWeakRef(v.untyped_storage()) for k, v in what.items()})
+        save(what, path, *args)
+
+    monkeypatch.setattr(torch.Tensor, "clone", noted_clone)
+    monkeypatch.setattr(torch, "save", noted_save)
+    gc.disable()
+    try:
+        worker.save_checkpoint(str(tmp_path / "actor"), global_step=1)
+        assert written
+        assert all(storage.expired() for storage in written.values())
+    finally:
+        gc.enable()
+    monkeypatch.undo()
+    saved = torch.load(tmp_path / "actor" / "model_world_size_1_rank_0.pt", weights_only=False)
+    whole = worker.actor_module_fsdp.state_dict()
+    assert set(saved) == set(whole)
+    assert all(torch.equal(saved[name], tensor) for name, tensor in whole.items())
+
+
 def test_offloaded_actor_is_loaded_for_the_hf_rollout(
     worker_config: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Loading and launching PTX or a cubin through the CUDA driver: no compiler, no launcher stub.
+"""The CUDA driver itself: loading and launching PTX or a cubin without a compiler or launcher stub.
 
 PTX is compiled by the driver for the card at hand (JIT); torch's and Triton's own launchers would
 take other code, made for that card. torch has to have made its context current before.
@@ -17,6 +17,10 @@ _UNSUPPORTED_PTX = 222
 _ATTRIBUTES = {"shared": 1, "local": 3, "registers": 4, "ptx_version": 5, "binary_version": 6}
 """Of ``CUfunction_attribute`` in cuda.h: bytes of static shared and of local memory, registers a
 thread; the virtual architecture that the PTX was for, and the real one that runs (61, 90)."""
+
+
+_VIRTUAL_MEMORY = 102
+"""``CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`` of cuda.h."""
 
 
 class CudaError(RuntimeError):
@@ -101,6 +105,26 @@ class Module:
         if code == _UNSUPPORTED_PTX:
             text += ": the driver is older than the CUDA of the compiler that made the PTX"
         raise CudaError(f"{what} on the GPU: {text}")
+
+
+def maps_memory() -> bool:
+    """Whether every card maps memory to addresses of the program's choice (``cuMemMap``).
+
+    PyTorch's expandable segments need it. False where there is no driver or no card.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count, device, value = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return False
+    for ordinal in range(count.value):
+        failed = driver.cuDeviceGet(ctypes.byref(device), ordinal)
+        failed |= driver.cuDeviceGetAttribute(ctypes.byref(value), _VIRTUAL_MEMORY, device)
+        if failed or not value.value:
+            return False
+    return True
 
 
 def pointer(tensor: Any) -> ctypes.c_uint64:

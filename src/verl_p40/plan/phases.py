@@ -287,6 +287,9 @@ def _update(setup: Setup, model: Model, base: Parts, micro: int, micros: int) ->
 
 
 def _checkpoint(setup: Setup, base: Parts) -> Phase:
-    """State dicts go to the host shard by shard; an offloaded model is loaded first."""
+    """State dicts go to the host tensor by tensor (patch fix/0012); an offloaded model is loaded
+    first, a sharded one gathered unit by unit."""
     trained = [setup.actor, *([setup.critic] if setup.critic else [])]
-    return _largest("checkpoint", [_with(base, gathered=held.brought(m)) for m in trained])
+    return _largest(
+        "checkpoint", [_with(base, gathered=held.brought(m) + held.gathered(m)) for m in trained]
+    )

@@ -161,6 +161,7 @@ class Attempts:
             chained=spec.chained,
             device=spec.device,
             count=spec.cards,
+            rollout=spec.rollout,
         )
         extra = ladder.overrides(rungs)
         command = spec.command(stack.python, *hubmodels.overrides(ready.models), *extra)

@@ -6,7 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from verl_p40.errors import UsageError
 from verl_p40.hardware.cards import cards
+from verl_p40.hardware.cudadriver import maps_memory
 from verl_p40.train import stopping
 from verl_p40.train.catalog import About
 from verl_p40.train.folder import RunFolder
@@ -46,18 +48,22 @@ def additions(
     chained: str | None,
     device: str,
     count: int = 1,
+    rollout: str = "hf",
 ) -> dict[str, str]:
     """What is set on top of the caller's environment.
 
     Args:
         device: ``cpu`` or ``cuda``.
         count: how many cards of this machine are used.
+        rollout: ``actor_rollout_ref.rollout.name``.
 
     The preset's own variables give way to those the user has set; ours do not.
     """
     preset = {k: v.value for k, v in about.env.items() if k not in os.environ}
     defaults = {
-        k: v for k, v in _defaults(device, count).items() if k not in os.environ and k not in preset
+        k: v
+        for k, v in _defaults(device, count, rollout).items()
+        if k not in os.environ and k not in preset
     }
     ours = {
         "VERL_FILE_LOGGER_PATH": str(run.metrics),
@@ -78,7 +84,7 @@ def additions(
     return {**defaults, **preset, **ours}
 
 
-def _defaults(device: str, count: int) -> dict[str, str]:
+def _defaults(device: str, count: int, rollout: str) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
     # Ray sets OMP_NUM_THREADS=1 in its workers unless it is set already.
     threads = min(cores, 8) if device == "cpu" else min(cores, 4)
@@ -89,9 +95,11 @@ def _defaults(device: str, count: int) -> dict[str, str]:
         # it would keep them all on the disk. verl's are a few MB.
         found["RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES"] = str(room)
     if device == "cuda":
-        # Large blocks are not split, so that they can be given back whole: a card of 24 GB has no
-        # room for fragments. expandable_segments would do more, and vLLM's sleep mode refuses it.
-        found["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:128"
+        # The HF rollout's cache grows with every token, and the allocator keeps the blocks of all
+        # its sizes: 7 GB more than are in use, 2 GB in segments that grow (docs/presets.md).
+        # vLLM's sleep mode refuses those; large blocks are then not split.
+        grows = rollout == "hf" and maps_memory()
+        found["PYTORCH_CUDA_ALLOC_CONF"] = _EXPANDABLE if grows else "max_split_size_mb:128"
     if device == "cuda" and count > 1:
         # One machine: NCCL need not look for InfiniBand, and talks to itself by the loopback,
         # whatever addresses a container's or a VPN's interface has.
@@ -101,6 +109,7 @@ def _defaults(device: str, count: int) -> dict[str, str]:
     return found
 
 
+_EXPANDABLE = "expandable_segments:True"
 _IOMMU = Path("/sys/kernel/iommu_groups")
 _PCIE_ONLY = (6, 1)
 """The capability of P40, P4, Titan X and GTX 10: none of them has NVLink."""
@@ -118,6 +127,19 @@ def _p2p_hangs(capabilities: list[tuple[int, int]]) -> bool:
     except OSError:
         translated = False
     return translated and set(capabilities) == {_PCIE_ONLY}
+
+
+def check_allocator(rollout: str) -> None:
+    """Refuse what the user has set and ``CuMemAllocator`` (vllm/device_allocator/cumem.py) asserts.
+
+    Raises:
+        UsageError: expandable segments with vLLM, which sleeps between rollouts.
+    """
+    if rollout == "vllm" and _EXPANDABLE in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+        raise UsageError(
+            f"PYTORCH_CUDA_ALLOC_CONF has {_EXPANDABLE}, which vLLM's sleep mode does not take",
+            fix="unset PYTORCH_CUDA_ALLOC_CONF",
+        )
 
 
 _RAY_LEAST = 100_000_000

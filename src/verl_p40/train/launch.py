@@ -105,6 +105,7 @@ def dry_run(request: Request, say: Say) -> tuple[RunSpec, dict[str, Any]]:
         chained=spec.chained,
         device=spec.device,
         count=spec.cards,
+        rollout=spec.rollout,
     )
     return spec, {
         "preset": spec.composed.preset,
@@ -157,6 +158,7 @@ def _train(request: Request, view: View) -> Summary:
     for note in spec.notes:
         view.note(note)
     checks.check_device(spec.config, spec.composed.preset)
+    environ.check_allocator(spec.rollout)
     if spec.action == "finished":
         return _finished(spec)
     _ask_doctor(spec, view)

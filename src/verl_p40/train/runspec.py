@@ -99,6 +99,10 @@ class RunSpec:
         return int(select(self.config, "trainer.n_gpus_per_node"))
 
     @property
+    def rollout(self) -> str:
+        return str(select(self.config, "actor_rollout_ref.rollout.name"))
+
+    @property
     def flavor(self) -> FlavorName:
         return "cpu" if self.device == "cpu" else "cu118"
 

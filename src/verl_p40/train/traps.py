@@ -177,10 +177,17 @@ def _check_rollout_dtype(config: Mapping[str, Any]) -> list[str]:
 
 
 def _check_vllm(config: Mapping[str, Any]) -> list[str]:
-    """vLLM's AsyncLLM is its V1 engine, which takes no float32 on any card, and no card before 8.0."""
+    """vLLM's AsyncLLM is its V1 engine, which takes no float32 on any card, and no card before 8.0.
+
+    "No top-k" is -1; ``SamplingParams`` refuses 0, which only the HF rollout takes for it.
+    """
+    if select(config, f"{_ROLLOUT}.name") != "vllm":
+        return []
+    for key in (f"{_ROLLOUT}.top_k", f"{_ROLLOUT}.val_kwargs.top_k"):
+        if select(config, key) == 0:
+            raise UsageError(f"{key}=0: vLLM's word for no top-k is -1", fix=f"{key}=-1")
     if (
-        select(config, f"{_ROLLOUT}.name") == "vllm"
-        and select(config, f"{_ROLLOUT}.mode") == "async"
+        select(config, f"{_ROLLOUT}.mode") == "async"
         and select(config, f"{_ROLLOUT}.dtype") == "float32"
     ):
         raise UsageError(

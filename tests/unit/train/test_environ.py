@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from verl_p40.errors import MachineError
+from verl_p40.errors import MachineError, UsageError
+from verl_p40.hardware import cudadriver
 from verl_p40.hardware.cards import Card
 from verl_p40.train import environ, room
 from verl_p40.train.compose import compose
@@ -18,7 +19,7 @@ P40 = Card((6, 1), 22_912 * 2**20)
 
 def _set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, count: int, iommu: bool = False,
-    card: Card = P40, device: str = "cuda",
+    card: Card = P40, device: str = "cuda", rollout: str = "hf", maps: bool = True,
 ) -> dict[str, str]:  # fmt: skip
     groups = tmp_path / "iommu_groups"
     groups.mkdir()
@@ -26,18 +27,50 @@ def _set(
         (groups / "0").mkdir()
     monkeypatch.setattr(environ, "_IOMMU", groups)
     monkeypatch.setattr(environ, "cards", lambda: [card] * count)
+    monkeypatch.setattr(environ, "maps_memory", lambda: maps)
     for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     about: Any = type("About", (), {"env": {}})
     run = RunFolder(tmp_path / "run")
-    return environ.additions(about, run, ray_tmp=tmp_path, chained=None, device=device, count=count)
+    return environ.additions(
+        about, run, ray_tmp=tmp_path, chained=None, device=device, count=count, rollout=rollout
+    )
 
 
 def test_one_card_needs_no_word_on_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = _set(tmp_path, monkeypatch, count=1, iommu=True)
     assert not any(name.startswith("NCCL") for name in found)
-    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128"
     assert found["TENSORBOARD_DIR"] == str(tmp_path / "run" / "tensorboard")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "maps", "allocator"),
+    [
+        ("hf", True, "expandable_segments:True"),
+        ("hf", False, "max_split_size_mb:128"),
+        ("vllm", True, "max_split_size_mb:128"),
+    ],
+)
+def test_segments_grow_where_the_card_and_the_rollout_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollout: str, maps: bool, allocator: str
+) -> None:
+    found = _set(tmp_path, monkeypatch, count=1, rollout=rollout, maps=maps)
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == allocator
+
+
+def test_growing_segments_with_vllm_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    environ.check_allocator("hf")
+    with pytest.raises(UsageError, match="sleep mode"):
+        environ.check_allocator("vllm")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    environ.check_allocator("vllm")
+
+
+def test_no_driver_maps_nothing() -> None:
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("this machine has a GPU")
+    assert cudadriver.maps_memory() is False
 
 
 @pytest.mark.parametrize(

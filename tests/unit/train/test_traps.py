@@ -37,6 +37,8 @@ def config_of(verl_config: Path) -> Any:
         ("p40-ppo", (f"{ROLLOUT}.dtype=bfloat16",), "BF16"),
         ("p40-ppo", (f"{ROLLOUT}.dtype=auto",), "auto takes"),
         ("p40-ppo", (VLLM, f"{ROLLOUT}.mode=async"), "V1 engine"),
+        ("p40-ppo", (VLLM, f"{ROLLOUT}.top_k=0"), "top-k is -1"),
+        ("p40-ppo", (VLLM, f"{ROLLOUT}.val_kwargs.top_k=0"), "top-k is -1"),
     ],
 )
 def test_what_cannot_work_is_refused_and_its_fix_works(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,8 @@ class Configured:
     targets: tuple[str, ...]
     fetched: tuple[str, ...]
     """The projects whose sources it set out to fetch, successfully or not."""
+    includes: tuple[tuple[str, ...], ...]
+    """Of every target, the folders that its sources' headers are looked for in, in order."""
 
 
 def find_cmake() -> str:
@@ -156,4 +159,10 @@ def configure(tree: Path, scratch: Path, archs: str) -> Configured:
         sorted(line.lstrip(". ").partition(":")[0].strip() for line in listed.stdout.splitlines())
     )
     fetched = sorted({path.name.rpartition("-")[0] for path in (scratch / "deps").glob("*-*")})
-    return Configured(done.returncode, done.stdout + done.stderr, targets, tuple(fetched))
+    includes = [
+        tuple(re.findall(r"-I(\S+)", flags.read_text()))
+        for flags in sorted((scratch / "build").glob("CMakeFiles/*.dir/flags.make"))
+    ]
+    return Configured(
+        done.returncode, done.stdout + done.stderr, targets, tuple(fetched), tuple(includes)
+    )

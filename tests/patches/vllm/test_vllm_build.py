@@ -65,6 +65,20 @@ def test_attention_is_built_for_float32_alone_below_70(
     assert said not in configure(tree, tmp_path, "6.1;7.0").output
 
 
+def test_kernels_read_the_headers_of_tensors_alone(
+    for_pascal: Configured, tree: Path, tmp_path: Path
+) -> None:
+    """CMake puts our torch/all.h before torch's, for every source; it has no module in it."""
+    _needs_cmake()
+    assert "Reading torch/types.h where the sources ask for torch/all.h\n" in for_pascal.output
+    first = {words[0] for words in for_pascal.includes if words}
+    assert first == {str(tree / "csrc" / "torch_types_only")}
+    header = tree / "csrc" / "torch_types_only" / "torch" / "all.h"
+    assert "#include <torch/types.h>" in header.read_text()
+    # not where CUTLASS kernels are built too
+    assert "torch_types_only" not in str(configure(tree, tmp_path, "6.1;7.0").includes)
+
+
 def test_ptx_is_built_where_it_is_asked_for(
     for_pascal: Configured, tree: Path, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """Proofs of patches/vllm/build by nvcc 11.8: what did not compile for sm_61 does.
 
 nvcc 11.8 is the machine's own, or else fetched (cudakit.py). Torch's headers are the stack's. A
-minute of a core each.
+minute of a core each, at most.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Compiler:
                 "-DENABLE_FP8", "-DTORCH_EXTENSION_NAME=x", "-DPy_LIMITED_API=3",
                 "-D_GLIBCXX_USE_CXX11_ABI=0", "-D__CUDA_NO_HALF_OPERATORS__",
                 "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_HALF2_OPERATORS__",
-                "-D__CUDA_NO_BFLOAT16_CONVERSIONS__", f"-I{tree / 'csrc'}",
+                "-D__CUDA_NO_BFLOAT16_CONVERSIONS__", f"-I{tree / 'csrc/torch_types_only'}", f"-I{tree / 'csrc'}",
                 *(word for path in [*system, *self.cuda.include] for word in ("-isystem", path)),
             ],
             capture_output=True,

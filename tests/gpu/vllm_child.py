@@ -13,7 +13,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-os.environ.update(VLLM_USE_V1="0", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="WARNING")
+os.environ.update(
+    VLLM_USE_V1="0",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_LOGGING_LEVEL="WARNING",
+    # A newer card multiplies FP32 as TF32 in Triton's tl.dot unless told otherwise.
+    TRITON_F32_DEFAULT="ieee",
+)
 
 NEW_TOKENS = 16
 MAX_LENGTH = 512

@@ -52,6 +52,16 @@ def gathered(model: Model) -> int:
     return 2 * max(model.root, model.layer) * FP32 if model.cpu_policy else model.root * FP32
 
 
+def gathered_in_layers(model: Model) -> int:
+    """Of :func:`gathered`, what is there while a layer computes.
+
+    fsdp2 from the host: what the root was gathered from is freed by then, a layer's two are there.
+    """
+    if model.cuda and not model.unsharded and model.strategy != "fsdp" and model.cpu_policy:
+        return (model.root + 2 * model.layer) * FP32
+    return gathered(model)
+
+
 def head_gathered(model: Model) -> int:
     """Of :func:`gathered`, what is still there when the logits are at their largest."""
     if not model.cuda or model.unsharded:

@@ -192,8 +192,8 @@ def _log_prob(
     return _largest(
         name,
         [
-            _with(base, gathered=held.brought(model)),
-            _with(base, gathered=held.gathered(model), activations=layer),
+            _with(base, gathered=max(held.brought(model), held.gathered(model))),
+            _with(base, gathered=held.gathered_in_layers(model), activations=layer),
             _with(base, gathered=_at_head(model), activations=2 * hidden, logits=head),
             _with(base, gathered=held.head_gathered(model), logits=logits),
         ],

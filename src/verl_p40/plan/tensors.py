@@ -43,13 +43,14 @@ def saved_layers(
 def forward_layer(shape: ModelShape, batch: int, queries: int, keys: int, eager: bool) -> int:
     """The most that one layer holds at once without gradients, its input included.
 
-    The MLP's silu, up and product (3f) on two hidden states, or the attention's repeated k and v,
-    q, its output, and in eager mode two score matrices (the sum with the mask is a new one).
+    The MLP's silu, up and product (3f) on hidden states, with the weights that eager attention
+    has returned; or the attention's repeated k and v, q, its output, and in eager mode two score
+    matrices (the sum with the mask is a new one).
     """
     h, q, f = shape.hidden, shape.query, shape.intermediate
-    mlp = queries * (3 * f + 3 * h)
-    scores = 2 * shape.heads * queries * keys if eager else 0
-    attention = queries * (2 * h + 2 * q + 2 * shape.key) + 2 * keys * q + scores
+    scores = shape.heads * queries * keys if eager else 0
+    mlp = queries * (3 * f + 4 * h) + scores
+    attention = queries * (2 * h + 2 * q + 2 * shape.key) + 2 * keys * q + 2 * scores
     return batch * max(mlp, attention) * FP32
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -52,9 +51,8 @@ def plan(
     Nothing is loaded or downloaded. Exit code 1: it does not fit.
     """
     from verl_p40.plan import fit, shapes, view
-    from verl_p40.plan.fit import later_wins
     from verl_p40.stack.env import adopted
-    from verl_p40.train.compose import compose
+    from verl_p40.train.compose import Variants
     from verl_p40.train.runspec import split_arguments
     from verl_p40.train.source import config_folder
 
@@ -64,9 +62,7 @@ def plan(
     card = gpu_memory * fit.MIB if gpu_memory else fit.default_card()
     folder = config_folder(adopted(), lambda text: stderr_console().print(text, markup=False))
 
-    def composed(more: Sequence[str]) -> dict[str, Any]:
-        return compose(preset, later_wins([*overrides, *more]), folder).config
-
+    composed = Variants(preset, fit.later_wins(overrides), folder)
     planned = fit.make_plan(composed(()), card, shape)
     found = fit.changes(planned, composed, shape)
     if as_json:

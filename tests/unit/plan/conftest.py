@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from verl_p40.plan.fit import Plan, default_card, later_wins, make_plan
-from verl_p40.train.compose import compose
+from verl_p40.plan.fit import Plan, default_card, make_plan
+from verl_p40.train.compose import Variants, compose
 
 
 @pytest.fixture(autouse=True)
@@ -24,16 +24,12 @@ Composer = Callable[..., Callable[[Sequence[str]], dict[str, Any]]]
 @pytest.fixture
 def composer(verl_config: Path) -> Composer:
     """``composer("p40-ppo", "a=1")``: composes that, with more overrides."""
-
-    def bind(preset: str, *overrides: str) -> Callable[[Sequence[str]], dict[str, Any]]:
-        return lambda more: compose(preset, later_wins([*overrides, *more]), verl_config).config
-
-    return bind
+    return lambda preset, *overrides: Variants(preset, overrides, verl_config)
 
 
 @pytest.fixture
-def planned(composer: Composer) -> Callable[..., Plan]:
+def planned(verl_config: Path) -> Callable[..., Plan]:
     def plan(preset: str, *overrides: str, card: int = default_card()) -> Plan:
-        return make_plan(composer(preset, *overrides)([]), card)
+        return make_plan(compose(preset, overrides, verl_config).config, card)
 
     return plan

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from verl_p40.plan.fit import MIB, Plan, changes, default_card, make_plan
+from verl_p40.errors import UsageError
+from verl_p40.plan.fit import (
+    MIB,
+    Plan,
+    candidates,
+    changes,
+    default_card,
+    later_wins,
+    make_plan,
+)
+from verl_p40.train.compose import compose
 
 ACTOR = "actor_rollout_ref.actor"
 
@@ -40,7 +51,7 @@ def test_what_is_proposed_makes_it_fit(
     found = changes(plan, composer("p40-ppo", *overrides))
     assert found
     pasted = [text for change in found for text in change.overrides]
-    again = make_plan(composer("p40-ppo", *overrides)(pasted), plan.card)
+    again = planned("p40-ppo", *later_wins([*overrides, *pasted]))
     assert again.fits
     for change in found:
         fewer = [text for c in found if c is not change for text in c.overrides]
@@ -104,3 +115,22 @@ def test_disk_and_host(planned: Callable[..., Plan]) -> None:
     unlimited = planned("p40-ppo", "trainer.max_actor_ckpt_to_keep=null")
     assert unlimited.disk.kept is None
     assert planned("p40-ppo", "trainer.save_freq=-1").disk.total == 0
+
+
+@pytest.mark.parametrize("preset", ["p40-ppo", "p40-grpo-1.5b", "p40-ppo-vllm"])
+def test_a_candidate_is_composed_as_hydra_does(
+    preset: str, verl_config: Path, composer: Any, planned: Callable[..., Plan]
+) -> None:
+    """hydra once with every candidate; one by one they are set in what it composed."""
+    found = list(candidates(planned(preset).setup))
+    overrides = later_wins([text for change in found for text in change.overrides])
+    assert len(overrides) > 5
+    variant = composer(preset)(overrides)
+    assert variant == compose(preset, overrides, verl_config).config
+    assert composer(preset)([]) == compose(preset, [], verl_config).config != variant
+
+
+@pytest.mark.parametrize("override", ["no.such.key=1", "=", "~trainer.logger"])
+def test_a_variant_refuses_what_hydra_would(composer: Any, override: str) -> None:
+    with pytest.raises(UsageError):
+        composer("p40-ppo")([override])

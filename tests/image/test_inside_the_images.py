@@ -11,6 +11,7 @@ from typing import Any
 import docker
 import pytest
 from composekit import Images
+from runkit import output
 
 from verl_p40.errors import ExitCode
 from verl_p40.image import contents
@@ -30,10 +31,8 @@ def inside(
 ) -> str:
     """Standard output of a command; ``fails`` lets it end with any exit code."""
     words = ["sh", "-c", '"$@"; true', "sh", *command] if fails else list(command)
-    output = engine.containers.run(
-        image, words, user=user, remove=True, network_mode="none", cap_drop=["ALL"]
-    )
-    return str(output.decode())
+    printed = output(engine, image, words, user=user, network_mode="none", cap_drop=["ALL"])
+    return printed.decode()
 
 
 def environment(engine: docker.DockerClient, image: str) -> dict[str, Any]:

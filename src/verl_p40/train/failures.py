@@ -23,6 +23,14 @@ _GONE = ("sigkill-suspected", "abort")
 _AN_ERROR = 4
 """Suspicion from which a line names an error, rather than mentions one."""
 
+_FULL = "no room on the disk of the run folder"
+_FULL_KNOWN = (
+    "cause (high confidence): the disk is full: the disk of the run folder had no room left when "
+    "the trainer ended, and its log ends where there was none.",
+    "try: df -h .   # make room, or move the runs to another disk with --runs-dir; then the same "
+    "command goes on",
+)
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -48,8 +56,12 @@ def clean(line: str) -> str:
     return _REPEATED.sub("", _RAY_PREFIX.sub("", line))
 
 
-def explain(log: str, *, around: int = 12) -> Failure:
+def explain(log: str, *, full: bool = False, around: int = 12) -> Failure:
     """Find the error in a log, as `verl-p40 diagnose` does.
+
+    Args:
+        full: that the disk of the log had no room left when the trainer ended. What it last said
+            is then missing, so that counts unless the log itself names a cause.
 
     The line that shows the root cause counts; then the line that most looks like an error; then
     a report of a dead process; else the log names none, and its last lines follow. Metrics and
@@ -65,12 +77,14 @@ def explain(log: str, *, around: int = 12) -> Failure:
     last = [line for line in shown if line and not _METRICS.match(line)][-around:]
     headline = lines[number - 1] if number else "the log names no error"
     cause = diagnosis.causes[0] if diagnosis.causes else None
-    known = tuple(_known(diagnosis))
+    known, kind = tuple(_known(diagnosis)), _kind(diagnosis)
+    if full and (cause is None or cause.confidence == "low"):
+        headline, known, kind = _FULL, _FULL_KNOWN, "disk-full"
     return Failure(
         headline,
         (*last, *known),
         known,
-        kind=_kind(diagnosis),
+        kind=kind,
         model=cause.details.get("model", "") if cause else "",
         call=next(iter(reversed(_CALL.findall(log))), ""),
     )

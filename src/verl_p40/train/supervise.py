@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ GRACE = 20.0
 HANG = 4
 """Times health's limit after which a trainer is ended: whoever watches health is told before."""
 _POLL = 0.2
+_NO_ROOM = 1 << 20
+"""Bytes of free disk below which a write of the trainer may have failed: its last buffer's."""
 _MEMORY_EVERY = 2.0
 
 
@@ -187,11 +190,12 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
             child.wait()
         process.sweep()
     follower.drain()
+    full = _is_full(attempt.run.path)
     # What a full disk needs most.
     checkpoints.remove_partial(attempt.run.checkpoints)
     code = int(child.returncode)
     trip = record.read_trip(attempt.run.path)
-    status, failure = _judge(code, trip, interrupt, follower, unarmed, hangs, ended_by_us)
+    status, failure = _judge(code, trip, interrupt, follower, unarmed, hangs, ended_by_us, full)
     follower.beat(status, now=True)
     follower.close()
     return Outcome(
@@ -208,6 +212,14 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
         checkpoint=checkpoints.tracked(attempt.run.checkpoints),
         signal=interrupt.name,
     )
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether nothing more can be written where the log and the checkpoints are."""
+    try:
+        return shutil.disk_usage(folder).free < _NO_ROOM
+    except OSError:
+        return False
 
 
 def _unarmed(attempt: Attempt, follower: _Follower) -> bool:
@@ -227,6 +239,7 @@ def _judge(
     unarmed: bool,
     hangs: str,
     ended_by_us: bool,
+    full: bool,
 ) -> tuple[Status, Failure | None]:
     if trip is not None:
         return "tripped", None
@@ -239,7 +252,7 @@ def _judge(
         found = explain(follower.attempt_log())
         return "failed", replace(found, headline=hangs, kind="hang")
     if code != 0:
-        found = explain(follower.attempt_log())
+        found = explain(follower.attempt_log(), full=full)
         if code < 0 and not found.kind:
             # Nobody writes of his own kill.
             found = replace(found, headline=f"the trainer was {describe_exit(code)}", kind="killed")

@@ -15,6 +15,7 @@ import docker
 import pytest
 import registrykit as kit
 from commandkit import Command, on_terminal, refused
+from runkit import output
 
 from verl_p40.errors import ExitCode
 from verl_p40.patches.queue import load_queue
@@ -101,7 +102,7 @@ def test_build(
         "index": "https://mirror.example/simple",
     }
     secret = hashlib.sha256(ca.read_bytes()).hexdigest()
-    assert engine.containers.run(tag, remove=True).decode().split()[0] == secret
+    assert output(engine, tag).decode().split()[0] == secret
     assert ca.read_bytes() not in b"".join(built.save()), "the secret is in no layer"
 
     (clone / "Dockerfile").write_text(DOCKERFILE + "# edited\n")

@@ -17,6 +17,7 @@ import pytest
 import registrykit as kit
 from commandkit import Command, io_tar, on_terminal, refused, remove
 from docker.errors import ImageNotFound
+from runkit import output
 
 from verl_p40.errors import ExitCode
 from verl_p40.image import contents as inside
@@ -67,9 +68,9 @@ def test_pushed_removed_pulled_verified_and_run(
         assert f"is the image that was published: {digest}" in verified.out
         assert verified.out.count("same  ") == 4 and "differs" not in verified.out
 
-    output = engine.containers.run(tag, remove=True, network_mode="none")
-    assert json.loads(output) == kit.environment()
-    assert engine.containers.run(tag, ["id", "-u"], remove=True).strip() == b"1000"
+    printed = output(engine, tag, network_mode="none")
+    assert json.loads(printed) == kit.environment()
+    assert output(engine, tag, ["id", "-u"]).strip() == b"1000"
 
 
 def test_pull_by_digest(

@@ -123,3 +123,17 @@ def test_phases_follow_the_log() -> None:
     ]  # fmt: skip
     phases.step_done()
     assert phases.current == "training"
+
+
+def test_a_log_that_ends_where_the_disk_was_full() -> None:
+    """The trainer's own words are missing then: its log is on that disk."""
+    log = "step:3 - actor/entropy:4.5\nError executing job with overrides: []\n"
+    found = explain(log, full=True)
+    assert found.kind == "disk-full"
+    assert "no room" in found.headline
+    assert any("the disk is full" in line for line in found.known)
+    assert explain(log).kind == ""
+    known = "OSError: [Errno 28] No space left on device: '/runs/a/checkpoints/x.pt'\n"
+    assert explain(log + known, full=True).headline == known.rstrip()
+    other = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    assert explain(log + other, full=True).kind.startswith("cuda-oom")

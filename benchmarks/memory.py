@@ -5,6 +5,7 @@ allocator is asked for its peak: ``torch.cuda.max_memory_allocated`` on a GPU (a
 process is capped to what a P40 has), torch's memory profiler on the CPU.
 
     python benchmarks/memory.py --case cpu            # in the training stack, about two minutes
+    python benchmarks/memory.py --case cpu-whole      # 0.5B, 1.5B and 3B: 24 GB of memory, minutes
     python benchmarks/memory.py --case gpu --json OUT # every GPU case
 """
 
@@ -71,6 +72,7 @@ _ALL_OFF = (
     "critic.model.fsdp_config.param_offload=false",
     "critic.model.fsdp_config.optimizer_offload=false",
 )
+_PAIR = ("actor_rollout_ref.rollout.n=2",)
 _SHORT = ("data.max_response_length=64",)
 
 CASES = {
@@ -84,6 +86,12 @@ CASES = {
             layers=2,
             prompts=4,
         ),
+    ),
+    # Whole models: a host with 24 GB of memory, and minutes of two cores for each.
+    "cpu-whole": (
+        Case("whole 0.5B PPO", "p40-ppo", _HALF, (*_batch(2, 2), *_LENGTHS), prompts=2),
+        Case("whole 1.5B LoRA", "p40-lora", _ONE, (*_batch(2, 2), *_LENGTHS, *_PAIR), prompts=2),
+        Case("whole 3B LoRA", "p40-lora", _THREE, (*_batch(2, 2), *_LENGTHS, *_PAIR), prompts=2),
     ),
     "gpu": (
         Case("p40-lora 1.5B", "p40-lora", _ONE, prompts=8),

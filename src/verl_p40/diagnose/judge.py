@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from verl_p40.diagnose import fallback, memory
+from verl_p40.diagnose.card import Capability, capability_in
 from verl_p40.diagnose.match import Hit, around, code_lines, hits
 from verl_p40.diagnose.model import Confidence
 from verl_p40.diagnose.scan import Line, Scanned
@@ -26,6 +27,10 @@ _SUSPICIOUS = (
     (2, re.compile(r"(?i)\berror\b|\[E\]|Traceback")),
 )
 _SHOWN = 8
+_MESSAGE = 12
+"""Lines within which a rule's matches belong to one message."""
+_P40 = (6, 1)
+"""Whom advice is for where the log names no card."""
 
 
 @dataclass(frozen=True)
@@ -69,27 +74,62 @@ class Diagnosis:
     dropped: int
 
 
+_GAP = "\0"
+"""A value that none of the rule's patterns found."""
+_NAME = re.compile(r"\{(\w+)\}")
+_PARENTHESES = re.compile(r" ?\(([^()]*\{\w+\}[^()]*)\)")
+_LAST = re.compile(rf"(?::? {_GAP})+(?=\.?$)")
+
+
 class _Blank(dict[str, str]):
     def __missing__(self, key: str) -> str:
-        return "?"
+        return _GAP
 
 
-def _finding(hit: Hit, *, why: str = "") -> Finding:
+def _filled(template: str, values: _Blank) -> str:
+    """The text with its values. What is missing is left out where the sentence can do without it:
+    in parentheses, and at the end."""
+
+    def known(match: re.Match[str]) -> str:
+        parts = [
+            part
+            for part in match[1].split("; ")
+            if not _NAME.search(part) or any(name in values for name in _NAME.findall(part))
+        ]
+        return f" ({'; '.join(parts)})" if parts else ""
+
+    text = _PARENTHESES.sub(known, template).format_map(values)
+    return _LAST.sub("", text.rstrip()).replace(_GAP, "?")
+
+
+def _finding(hit: Hit, *, why: str = "", card: Capability | None = None) -> Finding:
     rule = hit.rule
-    values = _Blank(hit.groups)
+    major, minor = card or _P40
+    values = _Blank(hit.groups, card=f"{major}.{minor}", card_sm=f"{major}{minor}")
+    if "module" in values:
+        values["package"] = values["module"].split(".")[0]
     return Finding(
         id=rule.id,
         kind=rule.name,
-        text=" ".join(rule.cause.format_map(values).split()),
-        why=" ".join((why or rule.why).format_map(values).split()),
+        text=" ".join(_filled(rule.cause, values).split()),
+        why=" ".join(_filled(why or rule.why, values).split()),
         confidence=rule.confidence,
-        fix=tuple(line.format_map(values) for line in rule.fix),
+        fix=tuple(_filled(one.do, values) for one in rule.fix if one.suits(card)),
         read=rule.read,
         versions=rule.versions,
         said=hit.line,
         evidence=hit.evidence,
         details=hit.groups,
     )
+
+
+def _completed(hit: Hit, others: Sequence[Hit]) -> Hit:
+    """With the values that the same rule found a few lines further on: a message of several lines."""
+    groups = dict(hit.groups)
+    for other in others:
+        if other.rule.id == hit.rule.id and 0 < other.line.position - hit.line.position <= _MESSAGE:
+            groups = {**other.groups, **groups}
+    return replace(hit, groups=groups)
 
 
 def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]) -> Diagnosis:
@@ -118,8 +158,14 @@ def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]
         late = [h for h in accepted if any(x.position < h.line.position for x in unexplained)]
         accepted = [hit for hit in accepted if hit not in late]
         followed += [(hit, "came after an error that is not known here") for hit in late]
+    card = capability_in(line.text for line in scanned.lines)
     causes = [
-        _with_memory(_sober(_finding(hit), hit, number, unexplained), hit, scanned, advise)
+        _with_memory(
+            _sober(_finding(_completed(hit, candidates), card=card), hit, number, unexplained),
+            hit,
+            scanned,
+            advise,
+        )
         for number, hit in enumerate(accepted)
     ]
     causes = [fallback.crashed_in(f, h, scanned) for f, h in zip(causes, accepted, strict=True)]

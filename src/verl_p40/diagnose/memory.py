@@ -17,7 +17,7 @@ _ALLOCATED = re.compile(
     r"|" + _SIZE + r" already allocated"
 )
 _UNUSED = re.compile(_SIZE + r" is reserved by PyTorch but unallocated")
-_RESERVED = re.compile(_SIZE + r" reserved in total by PyTorch")
+_RESERVED = re.compile(_SIZE + r" reserved in total by PyTorch", re.IGNORECASE)
 _OTHERS = re.compile(r"Process (\d+) has " + _SIZE + r" memory in use")
 _OWN = re.compile(r"[Tt]his process has " + _SIZE + r" memory in use")
 
@@ -63,6 +63,11 @@ class CudaOom:
         return self.unused >= self.tried and self.unused >= floor
 
     @property
+    def oversized(self) -> bool:
+        """A single tensor that no empty card of this kind could hold."""
+        return self.tried is not None and self.total is not None and self.tried > self.total
+
+    @property
     def crowded(self) -> bool:
         """Other processes hold more than a tenth of the card."""
         return bool(self.others and self.total and self.others > 0.1 * self.total)
@@ -85,7 +90,15 @@ class CudaOom:
         if not parts:
             return ""
         model = f" ({self.model})" if self.model else ""
-        return f"Numbers{model}: {', '.join(parts)}."
+        said = f"Numbers{model}: {', '.join(parts)}."
+        if self.oversized:
+            said += (
+                " One tensor alone is larger than the card: attention scores of a long input "
+                "without memory-efficient attention, or the logits of a whole batch."
+            )
+        elif self.fragmented:
+            said += " The request would have fitted: memory is fragmented."
+        return said
 
     def to_json(self) -> dict[str, str]:
         pairs = {
@@ -173,7 +186,12 @@ def advise(oom: CudaOom) -> tuple[str, ...]:
             "free the card first: `nvidia-smi` lists the other processes on it, "
             f"which hold {show(oom.others or 0)}"
         )
-    if oom.fragmented:
+    if oom.oversized:
+        fixes.append(
+            "memory-efficient attention (attn_implementation=sdpa), a shorter input, or a batch of "
+            "1: what is freed elsewhere cannot make room for it"
+        )
+    elif oom.fragmented:
         fixes.append(
             "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True  # the request would have "
             "fitted: memory is fragmented (with vLLM's sleep mode use max_split_size_mb:128, "

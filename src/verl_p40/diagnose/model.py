@@ -44,6 +44,23 @@ class Example(BaseModel):
     source: str = ""
 
 
+class Advice(BaseModel):
+    """One thing to do. ``cc``: for cards of these compute capabilities only, such as ``<7.0``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    do: str = Field(min_length=3)
+    cc: Annotated[str, Field(pattern=r"^(?:(?:<|>=)\d+\.\d)?$")] = ""
+
+    def suits(self, card: tuple[int, int] | None) -> bool:
+        """Whether it is for ``card``; None: the log does not tell which one it is about."""
+        if not self.cc or card is None:
+            return True
+        major, minor = self.cc.lstrip("<>=").split(".")
+        older = card < (int(major), int(minor))
+        return older if self.cc.startswith("<") else not older
+
+
 class Rule(BaseModel):
     """One mechanism by which a run breaks, or seems to.
 
@@ -65,7 +82,8 @@ class Rule(BaseModel):
     cause: str = Field(min_length=10)
     why: str = ""
     confidence: Confidence = "high"
-    fix: tuple[str, ...] = ()
+    fix: tuple[Advice, ...] = ()
+    """What to do, in order. ``{arch}`` is the compute capability of the log's card, or 6.1."""
     read: tuple[str, ...] = ()
     versions: str = ""
     after_progress: bool = False
@@ -100,6 +118,9 @@ class Rule(BaseModel):
             ):
                 if isinstance(data.get(name), str):
                     data[name] = [data[name]]
+            data["fix"] = [
+                {"do": one} if isinstance(one, str) else one for one in data.get("fix", ())
+            ]
             data["examples"] = [
                 {"log": one} if isinstance(one, str) else one for one in data.get("examples", [])
             ]

@@ -23,7 +23,7 @@ PROSE = ("on", "and", "names", "finds", "lists", "tells", "gives", "needs")
 
 def texts() -> Iterator[tuple[str, str]]:
     for rule in rules():
-        for text in (*rule.fix, rule.why, rule.cause):
+        for text in (*(one.do for one in rule.fix), rule.why, rule.cause):
             yield rule.id, text
     for module in (memory, advice):
         yield module.__name__, Path(str(module.__file__)).read_text()

@@ -14,7 +14,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cu118
 ARG VERSION=0.1.0
 ARG VERL_VERSION=0.4.1
 ARG TORCH_VERSION=2.6.0
-ARG PATCHES_DIGEST=98f6384c0cfe7bb1b6a1d1cd5ca23e0bd4646069eb3e12a5868d8f0855720016
+ARG PATCHES_DIGEST=c48a6e7757a7193d377b61674381bb648833f047bb34bd77352993e670ca02c0
 # The commit that is built.
 ARG REVISION=""
 # 1: vLLM, compiled for VLLM_ARCH, is in the image. 0: it is not; rollout.name=hf needs none. Empty:

@@ -241,6 +241,8 @@ def test_a_checkpoint_copies_no_model_on_the_card(
     whole = worker.actor_module_fsdp.state_dict()
     assert set(saved) == set(whole)
     assert all(torch.equal(saved[name], tensor) for name, tensor in whole.items())
+    tied = ("model.embed_tokens.weight", "lm_head.weight")
+    assert len({saved[name].untyped_storage().data_ptr() for name in tied}) == 1
 
 
 def test_offloaded_actor_is_loaded_for_the_hf_rollout(

@@ -50,8 +50,13 @@ def test_a_disk_that_fills_keeps_the_last_checkpoint(cli: Cli, small_disk: Path)
             other.flush()
     said, _ = first.communicate(timeout=START)
     assert first.returncode not in (0, None), said
-    # verl's own words differ with the call that found no space; the cause has to be named.
+    # verl's own words differ with the call that found no space, and the log may have had no room
+    # for them; the cause has to be named.
     assert "the disk is full" in said or "No space left on device" in said, said
+    told = cli.call("diagnose", str(run.path), "--json")
+    assert "disk-full" in {cause["kind"] for cause in json.loads(told.stdout)["causes"]}, (
+        told.stdout
+    )
     saved = checkpoints.newest(run.checkpoints, critic=True)
     assert saved is not None, "the last whole checkpoint is gone"
     assert not list(run.checkpoints.glob("*.partial"))

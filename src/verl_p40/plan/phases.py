@@ -268,7 +268,7 @@ def _update(setup: Setup, model: Model, base: Parts, micro: int, micros: int) ->
     ]
     if model.role == "actor":
         logits = tensors.logits_backward(
-            shape, micro, length, setup.response, setup.entropy_in_update
+            shape, micro, length, setup.response, setup.entropy_in_update, head=not model.lora
         )
         moments.append(
             _with(
@@ -287,9 +287,12 @@ def _update(setup: Setup, model: Model, base: Parts, micro: int, micros: int) ->
 
 
 def _checkpoint(setup: Setup, base: Parts) -> Phase:
-    """State dicts go to the host tensor by tensor (patch fix/0012); an offloaded model is loaded
-    first, a sharded one gathered unit by unit."""
+    """State dicts go to the host tensor by tensor (patch fix/0012), which counts here on the CPU
+    alone; an offloaded model is loaded first, a sharded one gathered unit by unit."""
     trained = [setup.actor, *([setup.critic] if setup.critic else [])]
-    return _largest(
-        "checkpoint", [_with(base, gathered=held.brought(m) + held.gathered(m)) for m in trained]
-    )
+
+    def held_by(model: Model) -> int:
+        copied = model.parameters * FP32 if setup.device == "cpu" else 0
+        return held.brought(model) + held.gathered(model) + copied
+
+    return _largest("checkpoint", [_with(base, gathered=held_by(m)) for m in trained])

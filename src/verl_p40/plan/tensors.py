@@ -86,7 +86,7 @@ def logits_forward(
 
 
 def logits_backward(
-    shape: ModelShape, batch: int, length: int, response: int, entropy: bool
+    shape: ModelShape, batch: int, length: int, response: int, entropy: bool, *, head: bool = True
 ) -> int:
     """The most that logits and their gradients take, activations apart.
 
@@ -94,14 +94,14 @@ def logits_backward(
     B x S x V (2BS); or, with long responses, logits beside the gradients of gather and of every
     row's log-sum-exp. With an entropy bonus: six B x R x V beside the logits. Fitted to, and exact
     against, torch's CPU allocator (``tests/unit/plan/test_plan_torch.py``). The output
-    projection's weight gradient comes with one B x S x V left.
+    projection's weight gradient, where it is trained (``head``), comes with one B x S x V left.
     """
     tokens, answer = batch * length, batch * response
     if entropy:
         most = tokens + 6 * answer
     else:
         most = max(2 * tokens, tokens + max(2 * answer, answer + 2 * response))
-    with_weight = tokens * shape.vocabulary + shape.embedding
+    with_weight = tokens * shape.vocabulary + shape.embedding if head else 0
     return max(most * shape.vocabulary, with_weight) * FP32
 
 

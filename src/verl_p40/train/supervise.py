@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections import deque
@@ -196,6 +197,8 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
     code = int(child.returncode)
     trip = record.read_trip(attempt.run.path)
     status, failure = _judge(code, trip, interrupt, follower, unarmed, hangs, ended_by_us, full)
+    if full and failure is not None and failure.kind == "disk-full":
+        _note(attempt.run.log, failure)
     follower.beat(status, now=True)
     follower.close()
     return Outcome(
@@ -220,6 +223,13 @@ def _is_full(folder: Path) -> bool:
         return shutil.disk_usage(folder).free < _NO_ROOM
     except OSError:
         return False
+
+
+def _note(log: Path, failure: Failure) -> None:
+    """Say in the log why it ends there, for whoever reads it later, `verl-p40 diagnose` first."""
+    # There may be no room for this either.
+    with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as out:
+        out.write(f"\n{failure.headline}\n")
 
 
 def _unarmed(attempt: Attempt, follower: _Follower) -> bool:

@@ -115,6 +115,37 @@ def test_phases_of_the_second_step(planned: Callable[..., Plan], case: str) -> N
             assert_close(phases[phase] / 1e9, gigabytes)
 
 
+# The same program with --case cpu-whole on 2026-12-01: torch 2.6.0+cpu's allocator, 64 tokens, two
+# samples, micro batches of 2, every layer of the model. LoRA has rank 32.
+_CPU = ("trainer.device=cpu", "data.max_prompt_length=48", "data.max_response_length=16")
+_LORA = (*batch(2, 2), *_CPU, "actor_rollout_ref.rollout.n=2")
+ON_CPU = {
+    "0.5B PPO": (
+        ("p40-ppo", (*batch(2, 2), *_CPU)),
+        {"load": 7.905, "rollout": 13.843, "log-prob": 13.950, "reference": 13.920,
+         "values": 13.843, "critic update": 16.898, "actor update": 19.761, "checkpoint": 15.809},
+    ),
+    "1.5B LoRA": (
+        ("p40-lora", (*_LORA, f"{MODEL}.path=Qwen/Qwen2.5-1.5B")),
+        {"load": 7.366, "rollout": 6.662, "log-prob": 6.715, "reference": 6.715,
+         "actor update": 6.944},
+    ),
+    "3B LoRA": (
+        ("p40-lora", (*_LORA, f"{MODEL}.path=Qwen/Qwen2.5-3B")),
+        {"load": 14.008, "rollout": 13.117, "log-prob": 13.159, "reference": 13.159,
+         "actor update": 13.496},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ON_CPU)
+def test_phases_of_whole_models_on_the_cpu(planned: Callable[..., Plan], case: str) -> None:
+    (preset, overrides), measured = ON_CPU[case]
+    phases = {p.name: p.allocated for p in planned(preset, *overrides).phases}
+    for phase, gigabytes in measured.items():
+        assert_close(phases[phase] / 1e9, gigabytes)
+
+
 def test_two_cards(planned: Callable[..., Plan]) -> None:
     """p40x2 on two H200s, each capped to 22,912 MiB, 2026-12-01: the rank's peak, in GiB."""
     plan = planned("p40x2")

@@ -158,7 +158,8 @@ def judge(scanned: Scanned, *, advise: Callable[[memory.CudaOom], Sequence[str]]
         late = [h for h in accepted if any(x.position < h.line.position for x in unexplained)]
         accepted = [hit for hit in accepted if hit not in late]
         followed += [(hit, "came after an error that is not known here") for hit in late]
-    card = capability_in(line.text for line in scanned.lines)
+    asked = any(one.cc or "{card" in one.do for hit in accepted for one in hit.rule.fix)
+    card = capability_in(line.text for line in scanned.lines) if asked else None
     causes = [
         _with_memory(
             _sober(_finding(_completed(hit, candidates), card=card), hit, number, unexplained),

@@ -33,8 +33,15 @@ def sha256_of(path: Path) -> str:
 
 def part_size(target: Path) -> int:
     """Bytes that an earlier, broken download of ``target`` left."""
-    part = target.with_name(target.name + ".part")
-    return part.stat().st_size if part.exists() else 0
+    return _size(target.with_name(target.name + ".part"))
+
+
+def _size(path: Path) -> int:
+    """0 where there is no such file, or no longer: another process may finish it meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def download(
@@ -94,11 +101,11 @@ def _fill(
 
     def attempt() -> None:
         nonlocal fruitless
-        before = part.stat().st_size if part.exists() else 0
+        before = _size(part)
         try:
             _one_request(url, part, session, on_bytes, policy)
         except RetryableError:
-            after = part.stat().st_size if part.exists() else 0
+            after = _size(part)
             fruitless = 0 if after > before else fruitless + 1
             raise
 
@@ -121,7 +128,7 @@ def _fill(
 def _one_request(
     url: str, part: Path, session: requests.Session, on_bytes: OnBytes, policy: RetryPolicy
 ) -> None:
-    have = part.stat().st_size if part.exists() else 0
+    have = _size(part)
     # identity: a resumed range of a compressed body would be a range of something else
     headers = {"Accept-Encoding": "identity"}
     if have:

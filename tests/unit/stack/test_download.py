@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flaky import QUICK, Resource, Site, sha256
 
 from verl_p40.errors import ExitCode, NetworkError
 from verl_p40.stack import http
-from verl_p40.stack.download import download
+from verl_p40.stack.download import download, part_size
 
 BODY = random.Random(7).randbytes(900_000)
 HASH = sha256(BODY)
@@ -147,6 +149,24 @@ def test_two_at_once_download_it_once(line: Site, target: Path) -> None:
             future.result()
     assert target.read_bytes() == BODY
     assert len(line.asked("/f")) == 1
+
+
+def test_a_part_that_another_process_finishes_meanwhile(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = target.with_name(target.name + ".part")
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"12")
+    look = Path.stat
+
+    def then_gone(path: Path, **named: Any) -> os.stat_result:
+        found = look(path, **named)
+        part.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "stat", then_gone)
+    assert part_size(target) == 2
+    assert part_size(target) == 0
 
 
 def test_a_password_in_the_address_is_not_shown() -> None:

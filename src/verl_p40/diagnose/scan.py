@@ -62,6 +62,12 @@ _DIVERGED = re.compile(
     rb"loss'?:? ?nan|grad_norm(?:': |[:=])nan|(?:rewards|logps|logits)/\w+': nan"
 )
 """A step was made, and it is worth nothing: the one line of progress that is kept."""
+_ENDED = b"error executing job with overrides"
+"""Hydra's word on the end of the main process: no step is trained after it."""
+_BEGUN = (b"started a local ray instance", b"connecting to existing ray cluster", b"=== verl-p ")
+"""Another run in the same log (templates have no digits)."""
+_LATE = 300
+"""Lines that Ray hands on from its workers after the main process has ended: it takes seconds."""
 _LEVEL_WITHIN = 160
 _MILD = re.compile(
     r"^(?!.*\b(?:ERROR|CRITICAL|FATAL)\b)(?:.*(?<!NCCL )\b(?:WARN(?:ING)?|INFO|DEBUG|NOTE)\b"
@@ -125,6 +131,31 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
         yield rest, True
 
 
+class _End:
+    """Where the main process ended, and the last step before that."""
+
+    def __init__(self) -> None:
+        self._step = self._ended = self._step_then = 0
+
+    def note(self, number: int, template: bytes, *, step: bool) -> None:
+        """Take in the next line of a block that is read line by line."""
+        if step:
+            self._step = number
+        elif _ENDED in template:
+            self._ended, self._step_then = number, self._step
+        elif any(sign in template for sign in _BEGUN):
+            self._ended = 0
+
+    def passed(self, step: int) -> None:
+        """A block has been read whose last step is ``step``."""
+        self._step = max(self._step, step)
+
+    def last_step(self, progress: int) -> int:
+        """``progress``, unless that line only came late: then the last one before the end."""
+        late = self._ended and 0 < progress - self._ended <= _LATE
+        return self._step_then if late else progress
+
+
 class _Memory:
     """Which templates and words have been seen, and what they were."""
 
@@ -166,6 +197,7 @@ def scan(chunks: Iterable[bytes], *, first_line: int = 1) -> Scanned:
     previous: deque[tuple[int, bytes]] = deque(maxlen=BEFORE)
     after = 0
     kept_to = 0
+    end = _End()
     for block, _ended in blocks(chunks):
         found.size += len(block) + 1
         templates = block.translate(_LOWER, _DROP).split(b"\n")
@@ -185,11 +217,13 @@ def scan(chunks: Iterable[bytes], *, first_line: int = 1) -> Scanned:
                 )
         if after <= 0 and memory.hot.keys().isdisjoint(templates):
             _remember(previous, block, first, len(templates))
+            end.passed(found.progress)
             continue
         raw = block.split(b"\n")
         for index, template in enumerate(templates):
             number = first + index
             key = memory.hot.get(template, 0)
+            end.note(number, template, step=template in memory.progress)
             hot = False
             if key:
                 found.last_seen[key] = number
@@ -209,6 +243,7 @@ def scan(chunks: Iterable[bytes], *, first_line: int = 1) -> Scanned:
                 kept_to = number
             else:
                 previous.append((number, raw[index]))
+    found.progress = end.last_step(found.progress)
     for number, data in list(previous)[-_TAIL:]:
         found.tail.extend(_lines(number, data, hot=False, key=0))
     return found

@@ -177,6 +177,26 @@ def test_an_error_followed_by_steps_was_harmless() -> None:
     assert "training went on" in diagnosis.harmless[0].why
 
 
+def test_a_step_that_ray_hands_on_late_forgives_nothing() -> None:
+    """The main process had ended: a run of ours, where the last step's line came after the error."""
+    step = "(TaskRunner pid=7) step:{} - actor/entropy:4.5 - critic/score/mean:0.1"
+    error = (
+        "Error executing job with overrides: []",
+        "Traceback (most recent call last):",
+        '  File "/env/verl/workers/actor/dp_actor.py", line 190, in compute_log_prob',
+        "    entropy, log_probs = self._forward_micro_batch(micro_batch)",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.",
+    )
+    late = diagnose_lines([step.format(3), *error, step.format(4)])
+    assert late.causes[0].kind.startswith("cuda-oom")
+    assert late.progress == 1
+    again = [
+        "INFO worker.py:1879 -- Started a local Ray instance.",
+        *(step.format(number) for number in range(4, 9)),
+    ]
+    assert diagnose_lines([step.format(3), *error, *again]).causes == ()
+
+
 def test_an_error_that_comes_again_after_the_steps_is_the_cause() -> None:
     log = [OOM, *(STEP.format(n) for n in range(1, 5)), OOM]
     assert kinds(diagnose_lines(log)) == ["cuda-oom-after-steps"]

@@ -108,8 +108,11 @@ class Project:
         return self.engine.containers.list(all=True, filters={"label": labels})
 
     def health(self, service: str) -> str:
-        """``none`` while the container has not been started yet."""
+        """``none`` while the container has not been started yet, ``stopped`` once it has ended: the
+        engine calls every container that it no longer checks unhealthy."""
         state = self.container(service).attrs["State"]
+        if state["Status"] in ("exited", "dead"):
+            return "stopped"
         return str(state.get("Health", {}).get("Status", "none"))
 
     def exec(self, service: str, *command: str) -> str:

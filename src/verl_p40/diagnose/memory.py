@@ -32,6 +32,8 @@ _MODELS = (
     ("actor", re.compile(r"dp_actor\.py|update_actor|ActorRollout|actor_rollout|compute_log_prob")),
 )
 
+_CONTEXT = 1 << 30
+"""Bytes of the process's own CUDA context and libraries, generously."""
 _FRAGMENTED = 0.1
 """Share of the card that is reserved but unallocated from which fragmentation is worth naming."""
 
@@ -51,7 +53,7 @@ class CudaOom:
     unused: int | None = None
     """Reserved by PyTorch's allocator, not allocated: fragmentation when it exceeds ``tried``."""
     others: int | None = None
-    """In use by other processes of the card."""
+    """In use by other processes of the card, or outside of this one's allocator."""
     model: str = ""
 
     @property
@@ -150,19 +152,24 @@ def read(lines: Sequence[str], *, phase: str) -> CudaOom | None:
     if unused is None and reserved is not None and allocated is not None:
         unused = max(0, reserved - allocated)
     own = _OWN.search(text) is not None
-    others = sum(
+    total, free = _size(_TOTAL, text), _size(_FREE, text)
+    outside = 0
+    if reserved is not None and total is not None and free is not None:
+        # torch before 2.1 names no processes: what neither it has nor is free, a context aside
+        outside = max(0, total - free - reserved - _CONTEXT)
+    others = outside or sum(
         int(float(number) * _UNIT[unit.lower()]) for _, number, unit in _OTHERS.findall(text)
     )
     return CudaOom(
         phase=phase,
         tried=_size(_TRIED, text),
-        total=_size(_TOTAL, text),
-        free=_size(_FREE, text),
+        total=total,
+        free=free,
         allocated=allocated,
         unused=unused,
         # In a container the process's own number is unknown, and its memory is listed as a
         # "Process N": only beside "this process" are the others known to be others.
-        others=others if own and others else None,
+        others=others if others and (own or outside) else None,
     )
 
 

@@ -77,3 +77,18 @@ def test_phase_model_and_numbers_are_in_the_diagnosis() -> None:
     assert cause.details["tried_bytes"] == str(int(13.91 * GIB))
     assert "13.91 GiB" in cause.text
     assert any("critic.model.fsdp_config.optimizer_offload=True" in fix for fix in cause.fix)
+
+
+def test_what_neither_torch_has_nor_is_free_is_somebody_else_s() -> None:
+    """The older message names no processes."""
+    line = (
+        "CUDA out of memory. Tried to allocate 800.00 MiB (GPU 0; 23.70 GiB total capacity; "
+        "16.55 GiB already allocated; 407.56 MiB free; 17.43 GiB reserved in total by PyTorch)"
+    )
+    oom = read([line], phase="cuda-oom")
+    assert oom is not None and oom.others is not None
+    assert 4.8 < oom.others / 2**30 < 4.9
+    assert any("nvidia-smi" in fix for fix in advise(oom))
+    alone = line.replace("17.43 GiB reserved", "22.90 GiB reserved")
+    oom = read([alone], phase="cuda-oom")
+    assert oom is not None and oom.others is None

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from verl_p40.diagnose.attempts import Attempt, to_diagnose
 from verl_p40.diagnose.attempts import read as read_attempts
 from verl_p40.errors import DataError
+from verl_p40.train.failures import DISK_FULL
 from verl_p40.train.folder import RunFolder
 
 _CHUNK = 1 << 20
@@ -56,7 +58,7 @@ class Source:
                     part = self.attempt
                     if part is not None:
                         file.seek(part.start)
-                        yield _part(file, part.stop - part.start)
+                        yield chain(_part(file, part.stop - part.start), _noted(part))
                     else:
                         yield _decoded(file, self.name)
         except OSError as error:
@@ -112,6 +114,12 @@ def _part(file: BinaryIO, size: int) -> Iterator[bytes]:
     while size > 0 and (chunk := file.read(min(_CHUNK, size))):
         size -= len(chunk)
         yield chunk
+
+
+def _noted(attempt: Attempt) -> Iterator[bytes]:
+    """What the supervisor could only write into the events: the log had no room for it."""
+    if attempt.error == DISK_FULL:
+        yield f"\n{DISK_FULL}\n".encode()
 
 
 def _decoded(file: BinaryIO, name: str) -> Iterator[bytes]:

@@ -23,7 +23,8 @@ _GONE = ("sigkill-suspected", "abort")
 _AN_ERROR = 4
 """Suspicion from which a line names an error, rather than mentions one."""
 
-_FULL = "no room on the disk of the run folder"
+DISK_FULL = "no room left: the disk of the run folder is full"
+"""What the supervisor says, and `verl-p40 diagnose` knows."""
 _FULL_KNOWN = (
     "cause (high confidence): the disk is full: the disk of the run folder had no room left when "
     "the trainer ended, and its log ends where there was none.",
@@ -79,7 +80,7 @@ def explain(log: str, *, full: bool = False, around: int = 12) -> Failure:
     cause = diagnosis.causes[0] if diagnosis.causes else None
     known, kind = tuple(_known(diagnosis)), _kind(diagnosis)
     if full and (cause is None or cause.confidence == "low"):
-        headline, known, kind = _FULL, _FULL_KNOWN, "disk-full"
+        headline, known, kind = DISK_FULL, _FULL_KNOWN, "disk-full"
     return Failure(
         headline,
         (*last, *known),

@@ -16,6 +16,7 @@ from verl_p40.diagnose.memory import CudaOom
 from verl_p40.errors import ExitCode
 from verl_p40.plan import fit
 from verl_p40.train.compose import compose, to_yaml
+from verl_p40.train.failures import DISK_FULL
 from verl_p40.train.folder import RunFolder
 
 FLASH = "RuntimeError: FlashAttention only supports Ampere GPUs or newer.\n"
@@ -157,3 +158,18 @@ def test_a_config_that_cannot_be_planned_leaves_the_advice_by_the_numbers(
     (fix,) = advice.for_run(folder)(oom)
     assert "expandable_segments" in fix
     assert advice.for_run(None)(oom) == (fix,)
+
+
+def test_a_full_disk_that_only_the_supervisor_could_name(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log ends where there was no room: the name of it is in the events, or appended."""
+    cut = STEPS + "Error executing job with overrides: []\n" + "config line\n" * 300
+    attempt(folder, cut + "Traceback (most rec", end="failure", error=DISK_FULL)
+    _, found = diagnose(folder, capsys)
+    assert cast(Any, found)["causes"][0]["kind"] == "disk-full"
+    with folder.log.open("a") as log:
+        log.write(f"\n{DISK_FULL}\n")
+    with pytest.raises(SystemExit):
+        cli(["diagnose", str(folder.log), "--json"])
+    assert json.loads(capsys.readouterr().out)["causes"][0]["kind"] == "disk-full"

@@ -130,7 +130,7 @@ def test_a_log_that_ends_where_the_disk_was_full() -> None:
     log = "step:3 - actor/entropy:4.5\nError executing job with overrides: []\n"
     found = explain(log, full=True)
     assert found.kind == "disk-full"
-    assert "no room" in found.headline
+    assert "no room left" in found.headline
     assert any("the disk is full" in line for line in found.known)
     assert explain(log).kind == ""
     known = "OSError: [Errno 28] No space left on device: '/runs/a/checkpoints/x.pt'\n"

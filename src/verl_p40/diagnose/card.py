@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 
 from verl_p40.hardware.names import capability_of
-
-Capability = tuple[int, int]
+from verl_p40.kernels.capability import Capability
 
 _NUMBER = r"\(?(?P<major>\d{1,2})(?:\.|, ?)(?P<minor>\d)\)?"
 _TOLD = (
@@ -34,11 +33,13 @@ def capability_in(lines: Iterable[str]) -> Capability | None:
     named: set[Capability] = set()
     for line in lines:
         for pattern in _TOLD:
-            told.update((int(m["major"]), int(m["minor"])) for m in pattern.finditer(line))
+            told.update(
+                Capability(int(m["major"]), int(m["minor"])) for m in pattern.finditer(line)
+            )
         for match in _NAMED.finditer(line):
             found = capability_of(match["name"] or match["bare"])
             if found:
-                named.add(found)
+                named.add(Capability(*found))
     for found_ones in (told, named):
         if found_ones:
             return found_ones.pop() if len(found_ones) == 1 else None

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from verl_p40.diagnose import fallback, memory
-from verl_p40.diagnose.card import Capability, capability_in
+from verl_p40.diagnose.card import capability_in
 from verl_p40.diagnose.match import Hit, around, code_lines, hits
 from verl_p40.diagnose.model import Confidence
 from verl_p40.diagnose.scan import Line, Scanned
+from verl_p40.hardware.p40 import P40
+from verl_p40.kernels.capability import Capability
 
 Result = Literal["cause", "harmless", "nothing-known"]
 
@@ -29,7 +31,7 @@ _SUSPICIOUS = (
 _SHOWN = 8
 _MESSAGE = 12
 """Lines within which a rule's matches belong to one message."""
-_P40 = (6, 1)
+_P40 = Capability(*P40.compute_capability)
 """Whom advice is for where the log names no card."""
 
 
@@ -104,8 +106,8 @@ def _filled(template: str, values: _Blank) -> str:
 
 def _finding(hit: Hit, *, why: str = "", card: Capability | None = None) -> Finding:
     rule = hit.rule
-    major, minor = card or _P40
-    values = _Blank(hit.groups, card=f"{major}.{minor}", card_sm=f"{major}{minor}")
+    told = card or _P40
+    values = _Blank(hit.groups, card=str(told), card_sm=str(told.sm))
     if "module" in values:
         values["package"] = values["module"].split(".")[0]
     return Finding(

@@ -17,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from verl_p40.kernels.capability import Capability
+
 Confidence = Literal["high", "medium", "low"]
 Role = Literal["cause", "symptom", "harmless"]
 
@@ -52,12 +54,11 @@ class Advice(BaseModel):
     do: str = Field(min_length=3)
     cc: Annotated[str, Field(pattern=r"^(?:(?:<|>=)\d+\.\d)?$")] = ""
 
-    def suits(self, card: tuple[int, int] | None) -> bool:
+    def suits(self, card: Capability | None) -> bool:
         """Whether it is for ``card``; None: the log does not tell which one it is about."""
         if not self.cc or card is None:
             return True
-        major, minor = self.cc.lstrip("<>=").split(".")
-        older = card < (int(major), int(minor))
+        older = card < Capability.parse(self.cc.lstrip("<>="))
         return older if self.cc.startswith("<") else not older
 
 

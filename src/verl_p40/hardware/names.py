@@ -22,7 +22,7 @@ _NAMES: tuple[tuple[str, tuple[int, int]], ...] = (
 
 
 def capability_of(name: str) -> tuple[int, int] | None:
-    """The compute capability of the card that ``name`` begins to describe; None: not known here.
+    """The compute capability of the card that ``name`` describes; None: not known here.
 
     Source: NVIDIA, "CUDA GPU Compute Capability".
     """

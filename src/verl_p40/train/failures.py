@@ -24,13 +24,7 @@ _AN_ERROR = 4
 """Suspicion from which a line names an error, rather than mentions one."""
 
 DISK_FULL = "no room left: the disk of the run folder is full"
-"""What the supervisor says, and `verl-p40 diagnose` knows."""
-_FULL_KNOWN = (
-    "cause (high confidence): the disk is full: the disk of the run folder had no room left when "
-    "the trainer ended, and its log ends where there was none.",
-    "try: df -h .   # make room, or move the runs to another disk with --runs-dir; then the same "
-    "command goes on",
-)
+"""What the supervisor says, and a rule of `verl-p40 diagnose` knows."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +65,8 @@ def explain(log: str, *, full: bool = False, around: int = 12) -> Failure:
     # Here, for the rules take a third of a second to load, and a run that goes well needs none.
     from verl_p40.diagnose import diagnose_chunks
 
+    if full:
+        log = f"{log}\n{DISK_FULL}\n"
     lines = [clean(line)[:_WIDTH] for line in log.split("\n")]
     diagnosis = diagnose_chunks([log.encode("utf-8", "replace")])
     number = _error(diagnosis)
@@ -79,8 +75,6 @@ def explain(log: str, *, full: bool = False, around: int = 12) -> Failure:
     headline = lines[number - 1] if number else "the log names no error"
     cause = diagnosis.causes[0] if diagnosis.causes else None
     known, kind = tuple(_known(diagnosis)), _kind(diagnosis)
-    if full and (cause is None or cause.confidence == "low"):
-        headline, known, kind = DISK_FULL, _FULL_KNOWN, "disk-full"
     return Failure(
         headline,
         (*last, *known),

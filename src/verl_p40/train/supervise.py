@@ -13,7 +13,7 @@ from typing import Literal
 
 from verl_p40.health.check import clock, step_limit
 from verl_p40.train import checkpoints, process
-from verl_p40.train.failures import Failure, describe_exit, explain
+from verl_p40.train.failures import DISK_FULL, Failure, describe_exit, explain
 from verl_p40.train.folder import RunFolder
 from verl_p40.train.heartbeat import RECENT, Heartbeat, step_seconds
 from verl_p40.train.metrics import History, StepRow, Tail
@@ -197,7 +197,7 @@ def supervise(attempt: Attempt, view: View, interrupt: process.Interrupt) -> Out
     code = int(child.returncode)
     trip = record.read_trip(attempt.run.path)
     status, failure = _judge(code, trip, interrupt, follower, unarmed, hangs, ended_by_us, full)
-    if full and failure is not None and failure.kind == "disk-full":
+    if failure is not None and failure.headline == DISK_FULL:
         _note(attempt.run.log, failure)
     follower.beat(status, now=True)
     follower.close()

@@ -7,6 +7,7 @@ import pytest
 from verl_p40.diagnose import Finding, diagnose_lines
 from verl_p40.diagnose.card import capability_in
 from verl_p40.diagnose.model import Advice
+from verl_p40.kernels.capability import Capability
 
 
 @pytest.mark.parametrize(
@@ -27,20 +28,22 @@ from verl_p40.diagnose.model import Advice
 def test_what_the_card_has_not_what_is_required(
     line: str, capability: tuple[int, int] | None
 ) -> None:
-    assert capability_in([line]) == capability
+    found = capability_in([line])
+    assert (found and (found.major, found.minor)) == capability
 
 
 def test_two_cards_are_no_answer_and_its_own_word_goes_before_a_name() -> None:
     assert capability_in(["GPU 0: Tesla P40", "GPU 1: Tesla T4"]) is None
-    assert capability_in(["GPU 0: Tesla P40", "GPU 1: Tesla P40"]) == (6, 1)
-    assert capability_in(["tested on Tesla T4", "your GPU has compute capability 6.1"]) == (6, 1)
+    assert capability_in(["GPU 0: Tesla P40", "GPU 1: Tesla P40"]) == Capability(6, 1)
+    both = ["tested on Tesla T4", "your GPU has compute capability 6.1"]
+    assert capability_in(both) == Capability(6, 1)
 
 
 def test_advice_for_some_cards_is_for_all_where_the_card_is_unknown() -> None:
     old = Advice(do="use float32", cc="<7.0")
-    assert old.suits((6, 1)) and old.suits(None) and not old.suits((7, 0))
+    assert old.suits(Capability(6, 1)) and old.suits(None) and not old.suits(Capability(7, 0))
     new = Advice(do="use half", cc=">=7.0")
-    assert new.suits((7, 0)) and not new.suits((6, 1))
+    assert new.suits(Capability(7, 0)) and not new.suits(Capability(6, 1))
     with pytest.raises(ValueError, match="cc"):
         Advice(do="use half", cc="7.0")
 
